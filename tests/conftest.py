@@ -25,9 +25,9 @@ pytest_plugins = [
     "tests.support.why_states",
 ]
 
-# Tests of Spark Connect load gRPC. Its fork handlers abort about one fork in 400, and with it the start of a process.
+# Tests of Spark Connect load gRPC. Its fork handlers abort about one fork in 400, so that a process does not start.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# The JVMs of a test run live for seconds or minutes: the second compiler and many collectors cost more than they give back.
+# JVMs of a test run live for seconds or minutes: the second compiler and parallel collectors cost more than they save.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 TESTS = Path(__file__).resolve().parent
 SHARED = TESTS.parents[1] / "shared" / "data"
@@ -39,7 +39,7 @@ ROOM = 4 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Directories of tests lie in memory where there is room: a store syncs every file, which a disk takes its time for."""
+    """Create test directories in memory if it has room, because a store syncs every file, which is slow on a disk."""
     if not os.access(RAM, os.W_OK | os.X_OK) or os.statvfs(RAM).f_flag & os.ST_NOEXEC:
         return
     if min(shutil.disk_usage(RAM).free, psutil.virtual_memory().available) > ROOM:
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @contextmanager
 def on_disk() -> Iterator[None]:
-    """For what is large, and need not be synced."""
+    """Create temporary directories on disk, for large data that need not be synced."""
     before, tempfile.tempdir = tempfile.tempdir, None
     try:
         yield
@@ -57,13 +57,13 @@ def on_disk() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that two workers end together; what pytest-randomly shuffled stays so within a room."""
+    """Run long files first, so that two workers end together. Keep the random order within each directory."""
     items.sort(key=lambda item: ROOMS.index(item.path.relative_to(TESTS).parts[0]))
 
 
 @pytest.fixture(autouse=True)
 def log_level() -> Iterator[None]:
-    """What a test does to the level of the log ends with it: seeded runs are quiet."""
+    """Restore the log level after each test, because seeded runs silence the log."""
     log = logging.getLogger("slackwater")
     level = log.level
     yield
@@ -72,7 +72,7 @@ def log_level() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def secrets_of_this_test() -> Iterator[None]:
-    """What one test gave as a secret is an ordinary word in the next."""
+    """Forget the secrets of each test, so that they are ordinary words in the next one."""
     from slackwater import secret_masking
 
     yield
@@ -81,7 +81,7 @@ def secrets_of_this_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The one Spark session: two cores, quiet, UTC."""
+    """Start the one Spark session of a test run: two cores, quiet, UTC."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's own imports warn; ours must not
         import pyspark
@@ -98,7 +98,7 @@ def spark() -> Iterator[Any]:
     code = active.sparkContext._gateway.proc.poll()
     if code is None:
         active.stop()
-    else:  # tests of it fail for themselves; behind the last one it is a line of the summary
+    else:  # tests that use Spark fail by themselves; the summary reports a crash after the last of them
         with warnings.catch_warnings():
             warnings.simplefilter("default")
             warnings.warn(f"Spark's process had ended before the tests did, with {code}", stacklevel=1)
@@ -106,7 +106,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Any]:
-    """The one Kafka broker of a test run; every test takes topics of its own."""
+    """Start the one Kafka broker of a test run. Every test uses its own topics."""
     from slackwater.testing.services import Kafka
 
     with Kafka.started() as broker:
@@ -115,7 +115,7 @@ def kafka() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    """The one Postgres server of a test run; every test takes a database of its own (`postgres.database(name)`)."""
+    """Start the one Postgres server of a test run. Every test uses its own database (`postgres.database(name)`)."""
     from slackwater.testing.services import Postgres
 
     with ExitStack() as stack:
@@ -126,7 +126,7 @@ def postgres() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Any]:
-    """The one S3 server of a test run; every test takes a bucket of its own."""
+    """Start the one S3 server of a test run. Every test uses its own bucket."""
     from tests.support.servers.object_store import S3
 
     with S3.started() as server:
@@ -135,7 +135,7 @@ def s3() -> Iterator[Any]:
 
 @pytest.fixture
 def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A place in an empty bucket, its URL; the environment says how it is reached, and the cache is empty."""
+    """Return the URL of an empty bucket. Set the environment variables that connect to it, and use an empty cache."""
     for name, value in s3.options().items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
@@ -145,7 +145,7 @@ def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def schema_registry() -> Iterator[Any]:
-    """The one schema registry of a test run; every test takes subjects of its own."""
+    """Start the one schema registry of a test run. Every test uses its own subjects."""
     from tests.support.servers.schema_registry import SchemaRegistry
 
     with SchemaRegistry.started() as server:
@@ -154,7 +154,7 @@ def schema_registry() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def rest_catalog() -> Iterator[Any]:
-    """The one Iceberg REST catalog of a test run; every test takes a namespace of its own."""
+    """Start the one Iceberg REST catalog of a test run. Every test uses its own namespace."""
     from tests.support.servers.iceberg_rest import RestCatalog
 
     with RestCatalog.started() as server:
@@ -163,7 +163,7 @@ def rest_catalog() -> Iterator[Any]:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder of real event files; only tests that read it may skip, and only where it is absent."""
+    """Return the folder of real event files. Skip the test if the folder does not exist."""
     if not SHARED.is_dir():
         pytest.skip("no folder of real event files next to the project")
     return SHARED

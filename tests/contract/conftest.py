@@ -1,4 +1,4 @@
-"""The contract tests also run stores against the laws."""
+"""Share the early-statistics fixture with the contract tests, which also run stores against the laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of an object store under a state: uploads stored without an answer, lists that lag behind, incomplete multipart uploads."""
+"""Faults of an object store under a state: lost answers to uploads, stale lists, incomplete multipart uploads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def proxy(s3: S3) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def options(s3: S3, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return options that reach the bucket through the proxy. A client repeats a request for half a second."""
+    """Return options that reach the bucket through the proxy. A client retries a request for half a second."""
     monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
     return {**s3.options(proxy.port), "timeout": "5s", "connect_timeout": "5s"}
 
@@ -49,7 +49,10 @@ def make(bucket: str, options: dict[str, str]) -> Make:
 
 
 def store_and_cut(proxy: FaultyProxy, part: str) -> threading.Event:
-    """Store the next such upload, lose its answer, and refuse all later requests. The event is set when this has happened."""
+    """Store the next upload whose path contains `part`, drop the answer, and refuse all later requests.
+
+    The returned event is set after the upload.
+    """
     gone = threading.Event()
 
     def judge(method: str, path: str) -> Any:
@@ -67,15 +70,15 @@ def mend(proxy: FaultyProxy) -> None:
 
 
 def hide(proxy: FaultyProxy, name: str) -> None:
-    """Leave an object out of every list."""
+    """Omit an object from every list."""
     one = re.compile(rb"<Contents>(?:(?!</Contents>).)*?" + re.escape(name).encode() + rb".*?</Contents>", re.S)
     proxy.revise = lambda method, path, content: one.sub(b"", content) if "list-type" in path else content
 
 
-# -- an upload that was stored without an answer -----------------------------------------------------------------------
+# -- uploads that were stored without an answer ------------------------------------------------------------------------
 
 
-def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
+def test_lease_survives_renewal_that_was_stored_without_answer(
     make: Make, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(object_store_lease, "RENEW_S", 0.1)
@@ -90,10 +93,10 @@ def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
     assert make().runner() is None
 
 
-def test_a_lease_that_another_runner_took_meanwhile_is_lost(
+def test_renewal_without_answer_does_not_reclaim_lease_of_another_runner(
     make: Make, bucket: str, s3: S3, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A renewal without an answer never makes the lease of another runner look like the runner's own."""
+    """Renew a lease without an answer, let another runner take it, and expect the first runner to be fenced."""
     monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)
     store = open_runner(make)
     done = add_epoch(store, None, "a")
@@ -111,10 +114,10 @@ def test_a_lease_that_another_runner_took_meanwhile_is_lost(
 
 
 @pytest.mark.parametrize("note", select_cases(["runs", "reached", "published"]))
-def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
+def test_record_stored_without_answer_is_overwritten_by_next_write(
     note: str, make: Make, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What follows is other content: of the first, `runs`, the run goes on and notes its end."""
+    """The next write has other content: for `runs`, the run continues and records its end."""
     monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)
     store = open_runner(make)
     done = add_epoch(store, add_epoch(store, None, "a"), "b")
@@ -127,7 +130,7 @@ def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
         "published": [lambda: store.mark_published(0), lambda: store.mark_published(1)],
     }
     before, after = writes[note]
-    for _ in range(2):  # where there is none yet, and where there is one
+    for _ in range(2):  # first create the object, then overwrite it
         store_and_cut(proxy, f"/{note}")
         with pytest.raises(EpochError, match=f"it is unknown whether {note} was written"):
             before()
@@ -139,7 +142,7 @@ def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
     store.close()
 
 
-def test_a_marker_of_a_target_that_was_stored_and_got_no_answer_is_its_own(
+def test_target_recognizes_own_marker_that_was_stored_without_answer(
     bucket: str, options: dict[str, str], proxy: FaultyProxy
 ) -> None:
     table = TargetTable("p", (Field("n", "bigint"),), None)
@@ -155,14 +158,14 @@ def test_a_marker_of_a_target_that_was_stored_and_got_no_answer_is_its_own(
     assert rows["n"].to_list() == [0, 1, 2, 3]
 
 
-# -- lists that lag behind ---------------------------------------------------------------------------------------------
+# -- stale lists -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("behind", select_cases([1, 3]))
-def test_a_cleanup_spares_what_a_list_does_not_show(
+def test_garbage_collection_spares_files_of_commit_missing_from_list(
     behind: int, make: Make, bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit that the list omits names files. By the list alone they look like garbage."""
+    """The list omits a commit, so the files of this commit look like garbage."""
     monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)
     store, done = open_runner(make), None
     for n in range(12):
@@ -177,7 +180,9 @@ def test_a_cleanup_spares_what_a_list_does_not_show(
 
 
 @pytest.mark.parametrize("hidden_file", select_cases(["manifest", "segment"], keep=2))
-def test_a_start_finds_what_a_list_does_not_show(hidden_file: str, make: Make, proxy: FaultyProxy) -> None:
+def test_open_reads_latest_commit_despite_file_missing_from_list(
+    hidden_file: str, make: Make, proxy: FaultyProxy
+) -> None:
     store, done = open_runner(make), None
     for n in range(3):
         done = add_epoch(store, done, "a", f"u{n}")
@@ -207,7 +212,7 @@ def test_a_start_finds_what_a_list_does_not_show(hidden_file: str, make: Make, p
         keep=3,
     ),
 )
-def test_an_upload_in_parts_is_there_as_a_whole(
+def test_multipart_upload_is_complete_after_fault(
     fault: str,
     method: str,
     part: str,
@@ -231,7 +236,7 @@ def test_an_upload_in_parts_is_there_as_a_whole(
     assert hit and bytes(client.get("segments/x", len(content)).content) == content
 
 
-def test_a_refused_upload_ends_with_one_line_and_leaves_nothing(
+def test_refused_multipart_upload_is_one_line_error_and_leaves_no_object(
     bucket: str, options: dict[str, str], proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     client = ObjectClient(bucket, options)

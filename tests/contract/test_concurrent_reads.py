@@ -1,4 +1,4 @@
-"""Reading a state next to its runner: a snapshot is one commit and stays the same, nobody waits, and nothing changes."""
+"""Reads of a state next to a running pipeline. A snapshot shows one commit, blocks nobody and changes nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         store.close()
 
 
-def test_before_the_first_start_there_is_nothing_and_nothing_is_made(make: Make, tmp_path: Path) -> None:
+def test_reading_before_the_first_start_creates_nothing(make: Make, tmp_path: Path) -> None:
     store = make()
     with store.peek() as snapshot:
         assert snapshot is None
@@ -65,7 +65,7 @@ def test_before_the_first_start_there_is_nothing_and_nothing_is_made(make: Make,
             assert db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,)
 
 
-def test_before_the_first_commit_there_is_a_runner_and_no_state(make: Make) -> None:
+def test_runner_without_a_commit_is_visible_but_has_no_snapshot(make: Make) -> None:
     store = open_runner(make)
     with make().peek() as snapshot:
         assert snapshot is None
@@ -73,8 +73,8 @@ def test_before_the_first_commit_there_is_a_runner_and_no_state(make: Make) -> N
     store.close()
 
 
-def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> None:
-    """Its files are removed, and its rows are replaced and deleted, before they are read."""
+def test_snapshot_is_unchanged_while_the_runner_commits_new_epochs(make: Make) -> None:
+    """The runner removes the files of the snapshot and replaces and deletes its rows before the test reads them."""
     store = open_runner(make)
     first = add_epoch(store, None, "a", "b", "c")
     store.mark_published(0)
@@ -89,7 +89,7 @@ def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> No
     store.close()
 
 
-def test_a_look_needs_no_runner_and_keeps_none_from_starting(make: Make) -> None:
+def test_snapshot_needs_no_runner_and_does_not_block_a_start(make: Make) -> None:
     store = open_runner(make)
     add_epoch(store, None, "a")
     assert make().runner().startswith("process ")
@@ -103,8 +103,8 @@ def test_a_look_needs_no_runner_and_keeps_none_from_starting(make: Make) -> None
         again.close()
 
 
-def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) -> None:
-    """One thread reads while this one starts, commits and stops. Epoch n always holds exactly the users 0 to n mod 7."""
+def test_continuous_reads_do_not_block_starts_and_see_whole_commits(make: Make) -> None:
+    """Read in one thread while another starts, commits and stops. Epoch n holds exactly the users 0 to n mod 7."""
     stop, wrong = threading.Event(), list[Any]()
 
     def look() -> None:
@@ -134,8 +134,8 @@ def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) ->
     assert wrong == []
 
 
-def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path: Path) -> None:
-    """The runner goes on and cleans up after the reader found the latest epoch, before it reads the manifest."""
+def test_read_retries_when_the_latest_epoch_is_removed_before_it_is_opened(tmp_path: Path) -> None:
+    """Let the runner commit and clean up after the reader lists the latest epoch and before it reads the manifest."""
     store = FilesStore(tmp_path, "p")
     store.open()
     last = add_epoch(store, None, "a")
@@ -155,7 +155,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
     store.close()
 
 
-def test_what_is_damaged_is_told_by_name(tmp_path: Path) -> None:
+def test_missing_segment_file_is_reported_by_name(tmp_path: Path) -> None:
     store = FilesStore(tmp_path, "p")
     store.open()
     done = add_epoch(store, None, "a")
@@ -166,13 +166,13 @@ def test_what_is_damaged_is_told_by_name(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_that_cannot_be_looked_at(tmp_path: Path) -> None:
+def test_unreadable_lock_is_reported_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "p" / "lock").mkdir(parents=True)
     with pytest.raises(StateError, match=r"lock .*/p/lock cannot be read \(Is a directory\); check its permissions"):
         FilesStore(tmp_path, "p").runner()
 
 
-def test_a_database_that_fails_while_one_looks_is_told_in_one_line(postgres: Any) -> None:
+def test_database_error_during_a_read_raises_state_error(postgres: Any) -> None:
     url = postgres.database("peek_broken")
     store = PostgresStore(url, "public", "p")
     store.open()
@@ -188,10 +188,10 @@ def test_a_database_that_fails_while_one_looks_is_told_in_one_line(postgres: Any
         pass
 
 
-def test_why_says_the_same_of_both_stores(
+def test_why_gives_the_same_answer_for_files_and_postgres_state(
     postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sessions on three shards, with a cut to come, queried by key; then again next to a runner, which the answer names."""
+    """Query sessions on three shards by key, one with a cut ahead. The answer also names a live runner."""
     url = postgres.database("peek_why")
     monkeypatch.setenv("STATE_URL", url)
     monkeypatch.chdir(tmp_path)
@@ -230,8 +230,8 @@ def test_why_says_the_same_of_both_stores(
     assert "    the session is cut there, at max_session_duration" in text
 
 
-def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> None:
-    """Replaced and deleted units count, too; the outline covers several segments."""
+def test_outline_equals_a_scan_without_keys_and_values(make: Make) -> None:
+    """The state has replaced and deleted units, and the outline covers several segments."""
     store = open_runner(make)
     last = None
     for names in (["a", "b", "c"], ["b", "d"], ["a", "d", "e"], ["e"], []):
@@ -246,8 +246,8 @@ def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> N
 
 
 @pytest.mark.parametrize("kind", ["inner", "full"])
-def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kind: str) -> None:
-    """Postgres marks a row without a partner in a column. The buffers are read after the files of the segments were removed."""
+def test_join_buffers_are_equal_in_files_and_postgres_state(postgres: Any, tmp_path: Path, kind: str) -> None:
+    """Postgres marks unmatched rows in a column. The test removes the segment files before it reads the buffers."""
     script = join_scenarios.story(11)
     url = postgres.database(f"join_{kind}")
     buffers = []

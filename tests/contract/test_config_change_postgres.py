@@ -1,4 +1,4 @@
-"""Changed pipelines in Postgres: the commit of the change adds the columns to the table, and the results equal those of the files store."""
+"""Config changes with state in Postgres: the first commit alters the columns, and results match the files store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MADE: list[PostgresStore] = []
 
 
 def store_maker(url: str, schema: str = "public", name: str = "law") -> Make:
-    """Return a function that opens the same store each time. The test closes all of them at its end."""
+    """Return a function that opens the same store each time. The fixture `url` closes all of them."""
 
     def make() -> PostgresStore:
         _MADE.append(PostgresStore(url, schema, name))
@@ -55,12 +55,12 @@ def columns(url: str, table: str = "slackwater_state_law") -> set[str]:
 
 
 @pytest.mark.parametrize("kind", select_cases(["session", "tumbling", "hopping"]))
-def test_a_changed_run_is_the_mixed_oracle(kind: str, url: str) -> None:
+def test_runs_with_a_config_change_match_the_mixed_oracle(kind: str, url: str) -> None:
     for seed in range(SEEDS):
         config_changes.check_run(seed, kind, crashes=seed % 2 == 1, store=store_maker(url, f"s{kind}{seed}"))
 
 
-def test_columns_come_and_go_with_the_commit(url: str) -> None:
+def test_commit_of_a_config_change_adds_and_drops_columns(url: str) -> None:
     run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=store_maker(url))
     assert {"n.n", "ids.n", "ids.hi", "ids.lo"} <= columns(url)
     run_local(AFTER.window, [], SCHEMA, flush=False, store=store_maker(url), shards=3)
@@ -76,13 +76,13 @@ def test_columns_come_and_go_with_the_commit(url: str) -> None:
 
 
 @pytest.mark.parametrize("step", [f"{p}.{s}" for p in ("read", "stage", "commit") for s in ("before", "after")])
-def test_dying_at_any_step_of_the_change_leaves_a_state_that_goes_on(step: str, url: str) -> None:
+def test_restart_after_a_kill_at_any_step_completes_the_config_change(step: str, url: str) -> None:
     script = [rows(0, 7), Crash(step), Restart(AFTER.window, 3), rows(9)]
     result = run_local(BEFORE.window, script, SCHEMA, store=store_maker(url))
     assert [(r["n"], r["fs"]) for r in result.rows] == [(3, 1)]
 
 
-def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
+def test_failed_commit_of_a_config_change_rolls_back_columns_and_epoch(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=store_maker(url))
@@ -106,7 +106,7 @@ def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
     assert sorted(r["n"] for r in result.rows) == [1, 2], "the former config goes on"
 
 
-def test_whoever_looks_on_during_the_change_sees_one_of_the_two_states(url: str) -> None:
+def test_snapshots_before_and_after_a_config_change_are_readable(url: str) -> None:
     run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=store_maker(url))
     with store_maker(url)().peek() as snapshot:
         assert snapshot is not None
@@ -119,7 +119,7 @@ def test_whoever_looks_on_during_the_change_sees_one_of_the_two_states(url: str)
         assert sum(snapshot.reader(s, logic).scan().height for s in range(3)) == 1
 
 
-def test_sessions_whose_rows_bring_their_gap_go_on_by_another_expression(url: str) -> None:
+def test_sessions_continue_after_the_row_gap_expression_changes(url: str) -> None:
     def by(gap: str) -> Any:
         return BEFORE.window.model_copy(update={"gap_ms": gap, "max_session_duration_ms": 500})
 
@@ -135,7 +135,7 @@ def test_sessions_whose_rows_bring_their_gap_go_on_by_another_expression(url: st
     assert sorted((r["window_start"] // MS, r["window_end"] // MS) for r in here.rows) == [(0, 10), (30, 32), (40, 47)]
 
 
-def test_starting_over_gives_the_former_state_another_name(url: str) -> None:
+def test_start_over_renames_the_previous_state(url: str) -> None:
     run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=store_maker(url))
     store = store_maker(url)()
     aside = store.start_over()

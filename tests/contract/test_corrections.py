@@ -1,6 +1,6 @@
-"""Superseded rows in every target that upserts, on real systems: the table is right after every epoch.
+"""Superseded rows in every target that upserts, on real systems: the table is correct after every epoch.
 
-A topic counts as a table by its newest record per key, as a compacted one is read.
+A topic counts as a table of the newest record per key, which is how a compacted topic is read.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def in_kafka(kafka: Any, topic: str) -> list[tuple[str, ...]]:
     )
 
 
-def test_two_sessions_that_a_late_row_joins_become_one_row(place: Place) -> None:
+def test_sessions_merged_by_a_late_row_become_one_row(place: Place) -> None:
     target = place.target()
     assert target.upserts
     target.publish(0, rows({("u", 0.5, 100): 3, ("u", 0.5, 300): 4, ("v", 0.5, 300): 1}))
@@ -146,7 +146,7 @@ def test_two_sessions_that_a_late_row_joins_become_one_row(place: Place) -> None
     assert place.content() == plain({("u", 0.5, 100): 8, ("v", 0.5, 300): 1})
 
 
-def test_a_session_whose_start_moved_leaves_nothing_at_its_former_start(place: Place) -> None:
+def test_row_at_the_former_start_of_a_session_is_deleted(place: Place) -> None:
     target = place.target()
     target.publish(0, rows({("u", 0.5, 100): 3, ("u", 0.5, 300): 4}))
     target.publish(1, rows({("u", 0.5, 40): 8}), gone(("u", 0.5, 100), ("u", 0.5, 300)))
@@ -154,7 +154,7 @@ def test_a_session_whose_start_moved_leaves_nothing_at_its_former_start(place: P
     assert place.content() == plain({("u", 0.5, 40): 8, ("u", 0.5, 100): 1})
 
 
-def test_null_empty_and_nan_keys_go_each_for_itself(place: Place) -> None:
+def test_rows_with_null_empty_and_nan_keys_are_deleted_independently(place: Place) -> None:
     users, floats = [None, "", "NULL", "a"], [None, NAN, 0.5]
     keys: list[Key] = [(user, f, 100) for user in users for f in floats]
     target = place.target()
@@ -167,7 +167,7 @@ def test_null_empty_and_nan_keys_go_each_for_itself(place: Place) -> None:
     assert place.content() == plain(dict.fromkeys(keys[1::2], 2))
 
 
-def test_an_epoch_is_taken_once_also_after_a_restart_and_an_older_one_is_ignored(place: Place) -> None:
+def test_repeated_and_older_epochs_are_ignored_after_a_restart(place: Place) -> None:
     first = place.target()
     first.publish(0, rows({("u", None, 100): 1, ("u", None, 300): 2}))
     first.publish(1, rows({("u", None, 100): 3}), gone(("u", None, 300)))
@@ -180,7 +180,7 @@ def test_an_epoch_is_taken_once_also_after_a_restart_and_an_older_one_is_ignored
     assert place.content() == plain({("u", None, 100): 3, ("u", None, 300): 4})
 
 
-def test_gone_alone_and_gone_that_was_never_there_leave_the_marker(place: Place) -> None:
+def test_epoch_with_only_deletes_or_unmatched_deletes_advances_the_marker(place: Place) -> None:
     target = place.target()
     target.publish(0, rows({}), gone(("never", None, 1)))
     target.publish(0, rows({("u", None, 100): 1}))
@@ -195,8 +195,8 @@ def test_gone_alone_and_gone_that_was_never_there_leave_the_marker(place: Place)
 
 
 @pytest.mark.semantics("corrections-in-targets")
-def test_publishing_epochs_twice_changes_nothing(place: Place) -> None:
-    """After random upserts and deletes, a target contains the same rows whether each epoch is published once or twice."""
+def test_publishing_each_epoch_twice_changes_no_row(place: Place) -> None:
+    """A target has the same rows after random upserts and deletes whether epochs are published once or twice."""
     chance, table = random.Random(7), dict[Key, int]()
     target = place.target()
     for epoch in range(12):
@@ -215,7 +215,7 @@ def test_publishing_epochs_twice_changes_nothing(place: Place) -> None:
 
 
 class Dying:
-    """Faults that strike once, within the commit."""
+    """A fault that crashes one step of a commit, once."""
 
     def __init__(self) -> None:
         self.step: str | None = None
@@ -229,7 +229,7 @@ class Dying:
         return None
 
 
-def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_all(postgres: Any) -> None:
+def test_superseded_row_is_deleted_atomically_with_the_state_commit(postgres: Any) -> None:
     url = postgres.database(f"c{uuid.uuid4().hex[:8]}")
     window = Window(
         kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"],
@@ -296,8 +296,8 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
 @pytest.mark.parametrize(
     "place", select_cases(["postgres", "iceberg", "delta", "kafka", "kafka by session_id"]), indirect=True
 )
-def test_a_hundred_thousand_deletes_and_upserts_at_once(place: Place, record_property: Any) -> None:
-    """Into a table of 300,000 windows that all start together, the worst case for a search by window_start."""
+def test_one_epoch_with_100_000_deletes_and_upserts_is_applied(place: Place, record_property: Any) -> None:
+    """Publish into a table of 300,000 windows that all start together, the worst case for a search by window_start."""
     target = place.target()
     everyone = pl.DataFrame({"user": [f"u{i:07d}" for i in range(300_000)]})
     everyone[7, "user"] = None

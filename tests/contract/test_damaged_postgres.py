@@ -1,4 +1,4 @@
-"""State tables that somebody else changed: every start is refused with the table, what was found and what was expected."""
+"""Starts on state tables that another program changed: the error names the table and the difference."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def url(postgres: Any) -> Iterator[str]:
 
 
 def begun(url: str, seed: int = 0, batches: int = 6, crashes: bool = False) -> LocalPipeline:
-    """Run some batches. With crashes, the run dies at named steps, and each start checks the state tables."""
+    """Run some batches. With `crashes`, the run is killed at named steps, and each start checks the state tables."""
     chance = random.Random(seed)
     test = LocalPipeline(
         pipeline(), SCHEMA, store=lambda: PostgresStore(url, "public", "law"), capture_losses=False, shards=2
@@ -121,7 +121,7 @@ CASES = [(damage_name, table) for table in ("law", "law#3", "law#2") for damage_
 
 
 @pytest.mark.parametrize(("damage_name", "table"), select_cases(CASES, keep=len(DAMAGES) + 2))
-def test_a_start_refuses_what_somebody_else_changed(url: str, damage_name: str, table: str) -> None:
+def test_start_refuses_state_tables_changed_by_another_program(url: str, damage_name: str, table: str) -> None:
     with begun(url) as test:
         test._stop()
         assert table in tables(url)
@@ -148,7 +148,7 @@ def _number(url: str, table: str) -> str:
     return str(rows[0][0])
 
 
-# -- each value of each column -----------------------------------------------------------------------------------------------
+# -- invalid values in every column -----------------------------------------------------------------------------------
 
 VALUES = {  # SQL of values that no commit writes, by the type of the column
     "bigint": ("NULL", "-9223372036854775808", "9223372036854775807", "0", "-1"),
@@ -163,7 +163,7 @@ VALUES = {  # SQL of values that no commit writes, by the type of the column
 
 
 def cells(url: str) -> list[tuple[str, str, str]]:
-    """Return table, column and value for each state table that holds rows, and for the offsets and the record of the pipeline."""
+    """Return (table, column, value) for all state, staging, pipeline, offset and output tables."""
     cell_values = []
     with psycopg.connect(url) as db:
         names = [f"slackwater_state_{t}" for t in tables(url)]
@@ -179,7 +179,7 @@ def cells(url: str) -> list[tuple[str, str, str]]:
 
 
 def damage(url: str, table: str, column: str, value: str) -> None:
-    """Write a value into a column of all rows, without the constraints that would refuse it."""
+    """Write a value into a column of all rows, after dropping the constraints that would refuse the value."""
     with psycopg.connect(url, autocommit=True) as db:
         for (constraint,) in db.execute(
             "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) ORDER BY contype = 'n'", (f'"{table}"',)
@@ -189,9 +189,9 @@ def damage(url: str, table: str, column: str, value: str) -> None:
         db.execute(f'UPDATE "{table}" SET "{column}" = {value}')
 
 
-@pytest.mark.parametrize("part", select_cases(range(8), keep=2))
-def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgres: Any) -> None:
-    """A start, an epoch and a flush each succeed or fail with a one-line error. A NULL that is never valid always fails."""
+@pytest.mark.parametrize("part", select_cases(range(8)))
+def test_invalid_column_values_never_raise_a_raw_exception(url: str, part: int, postgres: Any) -> None:
+    """A start, an epoch and a flush succeed or fail with a one-line error. Invalid NULLs in state rows always fail."""
     copy = f"{url.rpartition('/')[2]}_copy"
     other = f"{url.rpartition('/')[0]}/{copy}"
     current_url = [url]
@@ -229,7 +229,7 @@ NEVER_NULL = ("unit", "key_hash", "kind", "window_start", "last_event", "closes_
 
 
 @pytest.mark.parametrize("cut", ["''", "substring(data FOR 100)", "'not Arrow'"])
-def test_a_damaged_output_is_named(url: str, cut: str) -> None:
+def test_damaged_staged_output_is_reported_by_name(url: str, cut: str) -> None:
     with begun(url) as test:
         test._faults.step = "write.before"
         with pytest.raises(SimulatedCrash):
@@ -245,14 +245,14 @@ def test_a_damaged_output_is_named(url: str, cut: str) -> None:
 
 
 @pytest.mark.parametrize("seed", select_cases(range(SEEDS), keep=3))
-def test_what_only_slackwater_changed_passes_every_check(url: str, seed: int) -> None:
-    """After crashes at any step, reshards and merges, the tables hold what the commit recorded."""
+def test_state_changed_only_by_slackwater_passes_verification(url: str, seed: int) -> None:
+    """The tables match the commit record after crashes at any step, reshards and merges."""
     with begun(url, seed, batches=14, crashes=True) as test:
         test.restart()
         assert not verify_postgres(PostgresStore(url, "public", "law")).problems
 
 
-def test_a_state_without_records_of_its_tables_takes_them_with_its_next_commit(url: str) -> None:
+def test_next_commit_adds_missing_table_records_to_the_state(url: str) -> None:
     with begun(url) as test:
         test._stop()
         with psycopg.connect(url, autocommit=True) as db:

@@ -71,7 +71,7 @@ def rows_of(result: Any) -> list[tuple[Any, ...]]:
 
 
 def stored(make: Make) -> dict[Any, int]:
-    """Return the number of rows of state that are not due, by user."""
+    """Return the number of stored rows that are not due, by user."""
     counts: dict[Any, int] = {}
     with make().peek() as snapshot:
         step = restore_operator(snapshot.commit)
@@ -84,11 +84,11 @@ def stored(make: Make) -> dict[Any, int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_agrees_with_a_loop_in_both_stores(seed: int, make: Make) -> None:
+def test_dedup_matches_the_reference_loop_in_both_stores(seed: int, make: Make) -> None:
     dedup.check_seed(seed, make)
 
 
-def test_a_row_is_emitted_once_when_the_watermark_has_passed_it(make: Make) -> None:
+def test_last_row_is_emitted_once_after_the_watermark_passes_its_timer(make: Make) -> None:
     epochs = [RowsInput({"a": [row("x", 0), row("x", 5, "last")]}), RowsInput({"a": [row("y", 14)]})]
     assert rows_of(run(make, *epochs)) == [], "the watermark is 14, and the row of x is due at 15"
     after = run(make, Crash("commit.after"), RowsInput({"a": [row("y", 20)]}), Restart(shards=3))
@@ -99,7 +99,7 @@ def test_a_row_is_emitted_once_when_the_watermark_has_passed_it(make: Make) -> N
     assert verify_state(make()).problems == []
 
 
-def test_the_state_is_read_checked_and_compacted(make: Make) -> None:
+def test_dedup_state_can_be_verified_measured_and_compacted(make: Make) -> None:
     run(make, RowsInput({"a": [row("x", 0), row("y", 1), row(None, 2)]}), RowsInput({"a": [row("x", 13)]}), step=FIRST)
     assert stored(make) == {"x": 1}, "results are forgotten `within` after them"
     report = verify_state(make())
@@ -113,7 +113,7 @@ def test_the_state_is_read_checked_and_compacted(make: Make) -> None:
     assert verify_state(make()).problems == []
 
 
-def test_damaged_counts_are_noticed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_key_counts_that_differ_from_the_commit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = DedupOperator.counts_after_ingest
     monkeypatch.setattr(
         DedupOperator,
@@ -124,7 +124,7 @@ def test_damaged_counts_are_noticed(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert [p for p in verify_state(make()).problems if "1 key in 1 row, but the commit says 2 in 2" in str(p)]
 
 
-def test_what_a_changed_config_means(make: Make) -> None:
+def test_config_changes_are_compatible_migrated_or_need_a_rebuild(make: Make) -> None:
     run(make, RowsInput({"a": [row("x", 0)]}))
 
     def changed(step: sw.Dedup, columns: dict[str, str] = SCHEMA) -> list[tuple[str, str]]:
@@ -145,7 +145,7 @@ def test_what_a_changed_config_means(make: Make) -> None:
         run(make, RowsInput({"a": [row("x", 1)]}), step=FIRST)
 
 
-def test_a_new_column_is_null_in_rows_that_wait(make: Make) -> None:
+def test_new_column_is_null_in_rows_already_in_the_state(make: Make) -> None:
     run(make, RowsInput({"a": [row("x", 0), row("y", 3)]}))
     wider = SCHEMA | {"new": "bigint"}
     more = [{**row("x", 4), "new": 7}, {**row("z", 40), "new": 8}]
@@ -154,7 +154,7 @@ def test_a_new_column_is_null_in_rows_that_wait(make: Make) -> None:
     assert verify_state(make()).problems == []
 
 
-def test_a_longer_time_applies_to_rows_read_after_the_change(make: Make) -> None:
+def test_longer_within_applies_to_rows_read_after_the_change(make: Make) -> None:
     run(make, RowsInput({"a": [row("x", 0)]}), step=FIRST)
     longer = FIRST.model_copy(update={"within_ms": 30_000})
     result = run(make, RowsInput({"a": [row("x", 9), row("x", 10), row("x", 39)]}), step=longer)
@@ -177,7 +177,7 @@ def test_why_lists_the_next_timers(make: Make) -> None:
         assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == LAST
 
 
-def test_a_view_shows_the_rows_of_state_that_are_not_due(make: Make) -> None:
+def test_state_view_shows_only_rows_that_are_not_due(make: Make) -> None:
     run(make, RowsInput({"a": [row("x", 0), row("x", 4, "last"), row("y", 9)]}))
     with StateView(make()) as view:
         (x,) = view.fetch("x").to_dicts()
@@ -191,8 +191,8 @@ def test_a_view_shows_the_rows_of_state_that_are_not_due(make: Make) -> None:
 
 
 @pytest.mark.semantics("stages")
-def test_the_next_stage_gets_no_late_row() -> None:
-    """With `keep = "last"`, dedup's output watermark trails its watermark by `within`, because a row waits that long."""
+def test_dedup_output_is_never_late_for_the_next_stage() -> None:
+    """With `keep = "last"`, dedup's output watermark trails its watermark by `within`, because rows wait that long."""
     count = sw.Window(
         kind="tumbling", duration="5s", group_by=["user"], aggregations=[sw.Aggregation(agg="count", as_="n")]
     )  # fmt: skip
@@ -218,7 +218,7 @@ def test_late_rows_become_dead_letters(make: Make) -> None:
     assert (counters.rows_late, counters.rows_duplicate, counters.letters) == (1, 1, {"late": 1})
 
 
-def test_silence_makes_timers_due_with_idle_close(make: Make) -> None:
+def test_idle_close_makes_timers_due_without_new_rows(make: Make) -> None:
     step = sw.Dedup(keys=["user"], keep="last", within="2s", source_idleness="1s", idle_close="1s")
     result = run(make, RowsInput({"a": [row("x", 0)]}), *[Quiet(1000)] * 4, step=step)
     assert rows_of(result) == [(0, "x", "p")]

@@ -1,4 +1,4 @@
-"""`diff` and `state export`: equal rows compare as equal on every system, and differences are reported by key and window."""
+"""`diff` and `state export`: equal rows are equal on every system, and differences are reported by key and window."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ KINDS = ["parquet", "json", "csv", "delta", "postgres"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("other", KINDS)
-def test_the_same_rows_in_every_place_are_equal(place: Place, kind: str, other: str) -> None:
-    """NULL and NaN equal themselves, and times and bytes are parsed from text, whatever types a system has."""
+def test_equal_rows_in_any_two_systems_compare_as_equal(place: Place, kind: str, other: str) -> None:
+    """NULL equals NULL, and NaN equals NaN. Times and bytes are parsed from text where a system has only text."""
     input_rows = (
         rows() if "json" not in (kind, other) else rows().with_columns(pl.col("total").fill_nan(7))
     )  # JSON has no NaN
@@ -119,7 +119,7 @@ def test_the_same_rows_in_every_place_are_equal(place: Place, kind: str, other: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_differs_is_found(place: Place, kind: str) -> None:
+def test_diff_counts_differing_and_unmatched_rows(place: Place, kind: str) -> None:
     changed = rows().with_columns(
         n=pl.when(pl.col("small") == 1).then(0).otherwise(pl.col("n")),
         small=pl.when(pl.col("n") == 0).then(None).when(pl.col("small") == 1).then(9).otherwise(pl.col("small")),
@@ -146,7 +146,7 @@ def sessions(*more: dict[str, Any], **changed: Any) -> pl.DataFrame:
     return pl.DataFrame([*plain, *more]).with_columns(**changed)
 
 
-def test_the_command_tells_people_and_machines(
+def test_diff_command_prints_a_text_or_json_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")
@@ -198,7 +198,7 @@ def test_the_command_tells_people_and_machines(
     ]
 
 
-def test_columns_of_one_side_alone_do_not_go_unsaid(
+def test_columns_on_only_one_side_are_reported_unless_ignored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")
@@ -209,7 +209,7 @@ def test_columns_of_one_side_alone_do_not_go_unsaid(
     assert slackwater(capsys, monkeypatch, "diff", a, b, "--by", "user", "--ignore", "total,sum")[0] == 0
 
 
-def test_rows_that_repeat_an_identity_pair_up() -> None:
+def test_rows_with_a_repeated_identity_are_paired() -> None:
     twice = sessions({"user": "a", "window_start": START, "n": 9, "total": 0.0})
     comparison = compare_outputs(LabeledRows("a", twice), LabeledRows("b", twice.reverse()), ["user"])
     assert (comparison.same, comparison.equal, comparison.repeated) == (True, 4, (1, 1))
@@ -217,8 +217,8 @@ def test_rows_that_repeat_an_identity_pair_up() -> None:
     assert (comparison.equal, comparison.only, comparison.repeated) == (3, (1, 0), (1, 0))
 
 
-def test_of_revisions_the_newest_counts() -> None:
-    """An append-only target holds every revision of a window, also of windows that no longer exist."""
+def test_only_the_newest_revision_of_a_window_is_compared() -> None:
+    """An append-only target stores every revision of a window, including windows that were superseded."""
     revisions = [
         ("a", 1, "close", 1),
         ("a", 2, "late", 2),
@@ -260,7 +260,7 @@ def ran(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def test_states_are_compared_by_their_windows(
+def test_states_and_their_exports_are_compared_window_by_window(
     ran: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     a = ran("one", events(0, 10, 20), events(15, user=None))
@@ -283,7 +283,7 @@ def test_states_are_compared_by_their_windows(
         assert code == 0, said
 
 
-def test_an_export_takes_a_condition_and_an_earlier_epoch(
+def test_export_can_filter_rows_and_read_an_earlier_epoch(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_local(
@@ -309,7 +309,7 @@ def test_an_export_takes_a_condition_and_an_earlier_epoch(
         ("no/x.csv", "the directory .*no does not exist; create it"),
     ],
 )
-def test_an_export_that_cannot_be_written(
+def test_export_to_an_unwritable_path_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, out: str, message: str
 ) -> None:
     run_local(WINDOW, [events(0)], SCHEMA, flush=False, state_dir=str(tmp_path / "state"))
@@ -346,7 +346,7 @@ as = "n"
 """
 
 
-def test_a_config_stands_for_its_target(
+def test_diff_reads_the_target_of_a_config(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = place("parquet", rows())
@@ -363,13 +363,13 @@ def test_a_config_stands_for_its_target(
     )
     code, said = slackwater(capsys, monkeypatch, "diff", str(file), delta)
     assert code == 0
-    assert url not in said  # it may hold a password
+    assert url not in said  # the URL may contain a password
     file.write_text(f'{CONFIG}connection = "log"\n')
     code, said = slackwater(capsys, monkeypatch, "diff", str(file), delta)
     assert (code, "its target is the console, which does not store rows" in said) == (2, True)
 
 
-def test_what_cannot_be_compared_is_told_in_one_line(
+def test_inputs_that_cannot_be_compared_are_refused_in_one_line(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, postgres: Any
 ) -> None:
     readable, url = place("parquet", rows()), postgres.database("diff_none")
@@ -397,7 +397,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
         assert message in said
 
 
-def test_identities_that_do_not_fit() -> None:
+def test_conflicting_identity_columns_are_refused() -> None:
     one, other = LabeledRows("A", sessions(), ("user",)), LabeledRows("B", sessions(), ("user", "window_start"))
     with pytest.raises(
         StartError,

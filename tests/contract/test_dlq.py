@@ -16,6 +16,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.support import iceberg_tables
+from tests.support.case_selection import select_cases
 
 from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
@@ -94,7 +95,7 @@ NULL = letter(
 
 @pytest.fixture
 def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
-    """Return a function that writes a config of the pipeline `name`, with its own table or topic of dead letters."""
+    """Return a function that writes a config for the pipeline `name` with a separate dead-letter table or topic."""
     unique_name = f"t{uuid.uuid4().hex[:8]}"
     kafka.create(unique_name, 2)
 
@@ -131,7 +132,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_letters_come_back_as_they_were_published(config: Make, place: str) -> None:
+def test_published_dead_letters_are_read_back_newest_first(config: Make, place: str) -> None:
     file = config(place)
     assert count_dead_letters(toml.load(file)).is_empty(), "nothing was published yet"
     publish(file, 3, LATE, BAD)
@@ -151,9 +152,9 @@ def test_letters_come_back_as_they_were_published(config: Make, place: str) -> N
     ]
 
 
-@pytest.mark.parametrize("state", ["files", "postgres"])
+@pytest.mark.parametrize("state", select_cases(["files", "postgres"]))
 @pytest.mark.parametrize("place", PLACES)
-def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
+def test_list_and_show_report_applied_and_tried_dead_letters(
     config: Make,
     place: str,
     state: str,
@@ -162,7 +163,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The state next to the letters tells open letters from applied ones. It is not changed."""
+    """Read applied dead letters and numbers of tries from the state store. The commands do not change the state."""
     file = config(place)
     url = postgres.database(f"dlq{uuid.uuid4().hex[:8]}")
     where = f'kind = "files"\npath = "{tmp_path}/state"' if state == "files" else f'kind = "postgres"\nurl = "{url}"'
@@ -201,7 +202,9 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     assert said(monkeypatch, capsys, "dlq", "show", file, "--reason", "late")[1].count("\n  applied\n") == 2
 
 
-def test_list_and_show(config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_counts_and_show_prints_dead_letters(
+    config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = config("parquet")
     assert said(monkeypatch, capsys, "dlq", "list", file) == (0, "p: no dead letters\n", "")
     assert said(monkeypatch, capsys, "dlq", "show", file) == (0, "p: no dead letters\n", "")
@@ -245,8 +248,8 @@ def test_list_and_show(config: Make, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.parametrize("place", ["parquet", "delta", "postgres"])
-def test_letters_of_an_older_version_are_read(config: Make, place: str, postgres: Any, tmp_path: Path) -> None:
-    """Letters from before late rows were kept lack the newer columns."""
+def test_dead_letters_of_an_older_version_are_read(config: Make, place: str, postgres: Any, tmp_path: Path) -> None:
+    """Dead letters from versions that did not store late rows lack the newer columns."""
     file = config(place)
     old = pl.DataFrame([BAD], schema=SCHEMA).drop([f.name for f in LETTER[12:]])
     if place == "parquet":
@@ -263,8 +266,8 @@ def test_letters_of_an_older_version_are_read(config: Make, place: str, postgres
     assert read_newest(toml.load(file), DeadLetterFilter()).to_dicts() == [BAD]
 
 
-def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, kafka: Any) -> None:
-    """A topic of letters is read as a source: its headers are those of the record, and the new ones come after them."""
+def test_headers_of_an_earlier_dead_letter_do_not_replace_the_new_reason(config: Make, kafka: Any) -> None:
+    """A dead-letter topic can be a source. A new dead letter then has the headers of the first one before its own."""
     file = config("kafka")
     first = [{"key": "slackwater-reason", "value": base64.b64encode(b"future").decode()}]
     publish(file, 3, letter(headers=json.dumps(first)))
@@ -272,7 +275,7 @@ def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, 
     assert (newest["reason"], json.loads(newest["headers"])) == ("late", first)
 
 
-def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any) -> None:
+def test_unreadable_dead_letters_are_reported(config: Make, tmp_path: Path, postgres: Any) -> None:
     with pytest.raises(
         StartError, match="p: dead letters go to the console, which does not store them; name another connection"
     ):
@@ -304,7 +307,7 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
         count_dead_letters(toml.load(file))
 
 
-def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
+def test_unresponsive_topic_is_reported_after_a_timeout(
     config: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -319,13 +322,13 @@ def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
         count_dead_letters(toml.load(file))
 
 
-def test_content_that_is_no_json_object_stays_as_it_came() -> None:
+def test_content_that_is_not_a_json_object_is_shown_as_text() -> None:
     assert command.readable_content(b"1e400") == ["1e400"]
     assert command.readable_content(b"a\nb\tc") == ["a", r"b\tc"]
     assert command.readable_content(b"") == [""]
 
 
-def test_looking_needs_no_spark(config: Make) -> None:
+def test_dlq_list_does_not_import_spark_or_sqlglot(config: Make) -> None:
     file = config("parquet")
     publish(file, 3, LATE)
     code = (
@@ -340,7 +343,7 @@ def test_looking_needs_no_spark(config: Make) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_letters_of_one_key(config: Make, place: str) -> None:
+def test_dead_letters_are_filtered_by_group_key(config: Make, place: str) -> None:
     file = config(place)
     other = letter(group_key='{"user":null}', offset=21)
     publish(file, 3, LATE, BAD, other)
@@ -351,10 +354,10 @@ def test_letters_of_one_key(config: Make, place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["delta", "iceberg", "postgres"])
-def test_a_table_of_letters_without_the_key_gets_the_column(
+def test_existing_dead_letter_table_gains_the_group_key_column(
     config: Make, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier version created the table. Its letters stay."""
+    """A table from an earlier version retains its dead letters."""
     from slackwater.runner import component_factory
 
     file = config(place)

@@ -1,4 +1,4 @@
-"""States in earlier formats: each store restores, reads and migrates them, and runs on to the last row."""
+"""States in earlier formats: each store restores, reads and migrates them, and a run continues to the last row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.memory_target import START_US
 
 FORMATS = range(1, FORMAT + 1)
-# each format with each kind; the first of them have every kind and every format once
+# all pairs of format and kind; the first len(KINDS) pairs cover every kind and every format
 PAIRS = [(FORMATS[(n + k) % len(FORMATS)], kind) for n in range(len(FORMATS)) for k, kind in enumerate(KINDS)]
 Make = Callable[[], Any]
 
@@ -58,7 +58,7 @@ def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
 
 
 def where(store: Any) -> list[str]:
-    """Return the arguments by which the command line finds the store."""
+    """Return the command-line arguments that locate the store."""
     return [store.root] if isinstance(store, FilesStore) else [store._url, "--schema", store._schema]
 
 
@@ -78,7 +78,7 @@ def rest(kind: Kind, store: Make) -> LocalResult:
 
 
 @pytest.mark.parametrize(("number", "kind"), select_cases(PAIRS, keep=len(KINDS)))
-def test_the_run_goes_on_to_the_rows_of_one_that_never_stopped(
+def test_run_from_a_restored_state_emits_the_rows_of_an_uninterrupted_run(
     number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
 ) -> None:
     store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
@@ -94,10 +94,10 @@ def test_the_run_goes_on_to_the_rows_of_one_that_never_stopped(
 
 @pytest.mark.parametrize("kind", ["sessions", "hopping", "chained"])
 @pytest.mark.parametrize("number", FORMATS)
-def test_it_can_be_looked_at_without_a_config(
+def test_restored_state_is_inspected_without_a_config(
     number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
 ) -> None:
-    """As a state of today that was told the same; nothing is changed by it."""
+    """Compare the scan with that of a current state that read the same input. The scan does not change the state."""
     store = restored(number, kind)
     write_states.first_half(KINDS[kind], lambda: FilesStore(tmp_path / "today", NAME))
     expected = open_state(tmp_path / "today", NAME).scan()
@@ -108,7 +108,7 @@ def test_it_can_be_looked_at_without_a_config(
 
 
 @pytest.mark.parametrize("number", FORMATS)
-def test_a_join_is_told_to_be_one(number: int, restored: Callable[[int, str], Make]) -> None:
+def test_inspecting_a_join_state_is_refused(number: int, restored: Callable[[int, str], Make]) -> None:
     with pytest.raises(StateError, match="belongs to a join; only windows can be inspected"):
         StateView(restored(number, "join")()).scan()
 
@@ -145,10 +145,10 @@ def test_migrate_commits_the_new_format_and_nothing_else(
 
 
 @pytest.mark.parametrize("kind", select_cases(KINDS))
-def test_tables_of_format_1_become_those_of_today_at_the_start(
+def test_start_converts_tables_of_format_1_to_the_current_format(
     kind: str, postgres: Any, request: pytest.FixtureRequest
 ) -> None:
-    """The transaction of the start converts the tables."""
+    """Convert the tables in the transaction of the start."""
     url = postgres.database(f"tables_{kind}")
     with psycopg.connect(url) as db:
         db.execute((HERE / "format-1" / "postgres.sql").read_text())  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def test_tables_of_format_1_become_those_of_today_at_the_start(
     assert ask(f'SELECT state_version FROM "{kind}".slackwater_state_law WHERE epoch > 3 LIMIT 1') == [(FORMAT,)]
 
 
-def test_a_migration_needs_the_lock_and_published_output(
+def test_migration_requires_the_lock_and_published_output(
     restored: Callable[[int, str], Make], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = restored(1, "sessions")
@@ -197,7 +197,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def unpublish(store: Any) -> None:
-    """Make the state look as if the runner had died between commit and publishing."""
+    """Make the state look as if the runner was killed between commit and publication."""
     if isinstance(store, FilesStore):
         (Path(store.root) / "published").write_text("2")
         return
@@ -205,7 +205,7 @@ def unpublish(store: Any) -> None:
         db.execute(f"UPDATE {store.tables.pipelines} SET published_epoch = 2")
 
 
-def test_every_format_has_its_states_and_they_are_small() -> None:
+def test_every_format_has_a_small_state_fixture_of_each_kind() -> None:
     for number in FORMATS:
         home = HERE / f"format-{number}"
         assert {p.name for p in (home / "files").iterdir()} == set(KINDS)

@@ -1,4 +1,7 @@
-"""State files that a user may not read or write, tested as a user other than root: the error asks for permissions, not for space or a copy."""
+"""Report missing permissions on state files as such, not as missing space or damage.
+
+The tests run as a user other than root.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def public() -> Iterator[Path]:
         ("lock", 0o444, "expected a writable file; give this user write access"),
     ],
 )
-def test_a_right_that_lacks_is_named_and_the_next_start_goes_on(
+def test_missing_permission_is_reported_and_the_next_start_continues(
     public: Path, part: str, mode: int, expected: str
 ) -> None:
     home = public / "state"
@@ -115,7 +118,9 @@ state_store = {{ kind = "files", path = "{home}/state" }}
         ("in", 0o755, ""),
     ],
 )
-def test_a_check_names_what_this_user_may_not_read_or_write(public: Path, part: str, mode: int, expected: str) -> None:
+def test_check_names_paths_that_this_user_cannot_read_or_write(
+    public: Path, part: str, mode: int, expected: str
+) -> None:
     for name in ("in", "state/p/segments", "state/p/manifests", "out/_slackwater"):
         (public / name).mkdir(parents=True)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""A fork runs on its own: same windows, clocks and offsets, another name, and no output of the original."""
+"""Forks of a state: they keep windows, clocks and offsets, but have a new name and no output of the original."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Make = Callable[[str], Any]
 
 @pytest.fixture(params=select_cases(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Yield a function that opens the store of a pipeline each time."""
+    """Yield a function that opens the store of a pipeline by name."""
     stores: list[Any] = []
     url = ""
     place: Any = request.getfixturevalue("bucket") if request.param == "objects" else tmp_path / "state"
@@ -51,8 +51,8 @@ def plain(result: LocalResult) -> Any:
 
 
 @pytest.mark.parametrize("kind", select_cases(KINDS))
-def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
-    """Both read the same rows into their own targets. The fork is made without a runner and starts at the same epoch."""
+def test_fork_and_original_continue_to_same_results(kind: str, make: Make) -> None:
+    """The fork starts at the epoch of the original, and both read the same rows into separate targets."""
     scenario, story = KINDS[kind], KINDS[kind].story
     states.first_half(scenario, lambda: make("law"))
     fork = fork_store(make("law"), "other")
@@ -69,7 +69,7 @@ def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", select_cases(KINDS))
-def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp_path: Path) -> None:
+def test_fork_of_format_1_state_has_current_format(kind: str, postgres: Any, tmp_path: Path) -> None:
     scenario = KINDS[kind]
     shutil.copytree(HERE / "format-1" / "files" / kind, tmp_path / kind)
     url = postgres.database(f"fork_old_{kind}")
@@ -95,8 +95,8 @@ def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp
         assert rows.fetchall() == [("law", 1), ("other", FORMAT)]
 
 
-def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
-    """The fork is made next to a runner and keeps the files that the runner removes from its own state."""
+def test_fork_keeps_files_that_runner_removes_from_original(make: Make) -> None:
+    """Fork a state with lists next to a runner, which then commits until the files are removed from the original."""
     store = open_runner(lambda: make("p"))
     add_epoch(store, None, "a", "b")
     listed = store.write_list(1, ["one", "two"])
@@ -128,8 +128,8 @@ def latest(store: Any) -> Any:
         return snapshot.commit
 
 
-def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
-    """Epoch n holds exactly the users 0 to n mod 7, whatever the runner does while it is copied."""
+def test_forks_of_running_pipeline_contain_whole_commits(make: Make) -> None:
+    """Epoch n has exactly the users 0 to n mod 7, also if the runner commits during the copy."""
     store, stop, wrong, forks = open_runner(lambda: make("p")), threading.Event(), list[Any](), list[Any]()
     last = add_epoch(store, None, "0")
 
@@ -157,7 +157,7 @@ def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
             assert users(snapshot) == [str(n) for n in range(one.epoch % 7 + 1)]
 
 
-def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
+def test_fork_from_earlier_epoch_requires_retained_epoch(make: Make) -> None:
     store = open_runner(lambda: make("p"))
     add_epoch(store, add_epoch(store, add_epoch(store, None, "a"), "b"), "c")
     store.close()
@@ -173,7 +173,9 @@ def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
     assert make("r").read_commit_record() is None
 
 
-def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_refuses_missing_state_used_name_and_unpublished_output(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forking, "PATIENCE_S", 0.2)
     with pytest.raises(StateError, match=r"epoch 0 is not kept in .*; available: no state yet"):
         fork_store(make("p"), "q")
@@ -209,7 +211,7 @@ def users_frame() -> Any:
     return pl.DataFrame({"user": ["a"], "__reason": ["close"]})
 
 
-def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
+def test_fork_waits_until_runner_publishes_committed_output(make: Make) -> None:
     store = open_runner(lambda: make("p"))
     waits = store.shard(0, 1, 0, ()).write_output(users_frame())
     store.commit(commit(0, output=(OutputMetadata.model_validate(waits.model_dump()),)))
@@ -220,8 +222,11 @@ def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
     store.close()
 
 
-def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are hard-linked, or copied where links are unsupported. A damaged or missing file is an error that leaves no part of a fork."""
+def test_fork_links_or_copies_files_and_refuses_damaged_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are hard-linked, or copied where links are unsupported.
+
+    A failed copy and a damaged file are errors that leave no part of a fork.
+    """
     store = open_runner(lambda: FilesStore(tmp_path, "p"))
     done = add_epoch(store, None, "a")
     store.close()
@@ -248,7 +253,7 @@ def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "s").exists()
 
 
-def test_a_list_that_is_missing_is_told(make: Make) -> None:
+def test_fork_reports_missing_list(make: Make) -> None:
     store = open_runner(lambda: make("p"))
     listed = store.write_list(0, ["x"])
     store.commit(commit(0, sources={"s": SourceRecord(offsets={"segments": [listed], "count": 1})}))
@@ -265,7 +270,7 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
     assert make("q").read_commit_record() is None
 
 
-def test_a_table_that_is_missing_is_told(postgres: Any) -> None:
+def test_fork_reports_missing_postgres_table(postgres: Any) -> None:
     url = postgres.database("fork_missing")
     store = open_runner(lambda: PostgresStore(url, "public", "p"))
     add_epoch(store, None, "a")
@@ -276,7 +281,9 @@ def test_a_table_that_is_missing_is_told(postgres: Any) -> None:
     store.close()
 
 
-def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fork_command_prints_epoch_and_warns_about_spark_checkpoint(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = open_runner(lambda: make("p"))
     last = add_epoch(store, None, "a", "b")
     store.commit(commit(1, sources={"queue": {"rows": 4}}, segments=last.stages[0].segments))

@@ -1,6 +1,6 @@
-"""A full disk: the epoch fails with a one-line error. The files of the attempt are removed at once, or at the next start.
+"""Epochs on a full disk fail with a one-line error. Their files are removed at once, or at the next start.
 
-A limit on the size of files stands for the disk: the kernel refuses the write, wherever it is.
+A limit on file sizes simulates the full disk: the kernel refuses the write in any file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WINDOW = sw.Window(
 
 @contextmanager
 def room(size: int) -> Iterator[None]:
-    """Limit the size to which files may grow."""
+    """Limit the size of written files."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     try:
@@ -39,7 +39,7 @@ def room(size: int) -> Iterator[None]:
 
 
 def files(root: Path) -> dict[str, int]:
-    """Return all files of a directory with their sizes, except the lock."""
+    """Return all files of a directory except the lock, with their sizes."""
     return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file() and p.name != "lock"}
 
 
@@ -48,7 +48,7 @@ def rows(ts: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("size", [0, 500, 3000, 20_000, 100_000])
-def test_a_failed_attempt_leaves_nothing(size: int, tmp_path: Path) -> None:
+def test_failed_epoch_on_full_disk_leaves_no_files(size: int, tmp_path: Path) -> None:
     with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
         t.pipe(rows(0))
         before = files(tmp_path)
@@ -64,7 +64,7 @@ def test_a_failed_attempt_leaves_nothing(size: int, tmp_path: Path) -> None:
         assert files(tmp_path) != before
 
 
-def test_the_next_start_removes_what_a_killed_attempt_left(tmp_path: Path) -> None:
+def test_next_start_removes_files_of_a_killed_epoch(tmp_path: Path) -> None:
     with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
         t.pipe(rows(0))
         home = Path(FilesStore(tmp_path, "law").root)
@@ -80,7 +80,7 @@ def test_the_next_start_removes_what_a_killed_attempt_left(tmp_path: Path) -> No
         assert files(tmp_path) == before
 
 
-def test_an_epoch_that_was_committed_is_never_taken_for_an_attempt(tmp_path: Path) -> None:
+def test_discard_attempt_keeps_files_of_a_committed_epoch(tmp_path: Path) -> None:
     with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
         t.pipe(rows(0))
         before = files(tmp_path)
@@ -90,7 +90,7 @@ def test_an_epoch_that_was_committed_is_never_taken_for_an_attempt(tmp_path: Pat
 
 
 @pytest.mark.parametrize("size", [0, 10])
-def test_a_target_in_a_folder_keeps_no_half_written_file(size: int, tmp_path: Path) -> None:
+def test_output_directory_keeps_no_partially_written_file(size: int, tmp_path: Path) -> None:
     folder = LocalDirectory(tmp_path)
     folder.write_marker("_slackwater/marker.json", b"{}")
     before = files(tmp_path)

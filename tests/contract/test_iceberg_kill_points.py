@@ -1,4 +1,4 @@
-"""Crashes at every step of an epoch with results in Iceberg tables and an unreliable catalog: each table holds its results, once."""
+"""Crashes at every step of an epoch that writes Iceberg tables with a faulty catalog: each row is stored once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def described(lake: IcebergLake, other: IcebergLake, port: int) -> sw.Pipeline:
 
 
 def faulty(rng: random.Random) -> Callable[[str, str], Fault]:
-    """Return a judge that disturbs four commits in ten, but no request that opens a table."""
+    """Return a judge that disturbs 40% of the commits and no request that opens a table."""
 
     def judge(method: str, path: str) -> Fault:
         is_commit = method == "POST" and re.search(r"/tables/[^/]+$", path)
@@ -66,8 +66,8 @@ def rows(epoch: int) -> list[dict[str, Any]]:
     return [{"k": k, "ts": epoch * HOURS + n * S} for n, k in enumerate("abca")]
 
 
-def test_deaths_and_faults_double_nothing_and_lose_nothing(rest_catalog: RestCatalog, tmp_path: Path) -> None:
-    """The run dies once at each step, before the first or the second table. Snapshots expire meanwhile."""
+def test_crashes_and_catalog_faults_neither_lose_nor_duplicate_rows(rest_catalog: RestCatalog, tmp_path: Path) -> None:
+    """Crash the run once at each step, before the first or the second table, while snapshots expire."""
     seeds.hide_warnings()
     seed = random.randrange(10**6)
     rng, lake, other = random.Random(seed), *(IcebergLake("rest", rest_catalog.options()) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Joined rows in every target: they have no identity, so each is added once, and equal rows stay separate."""
+"""Joined rows in every target. They have no key, so each row is appended once and equal rows stay separate."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def in_kafka(kafka: Any, topic: str) -> Counter[Row]:
     return Counter((row["left_id"], row["right_note"]) for row in rows)
 
 
-def test_equal_rows_stay_apart_and_each_epoch_is_added_once(place: Place) -> None:
+def test_equal_joined_rows_stay_separate_and_each_epoch_is_added_once(place: Place) -> None:
     opened, read_rows = place
     target = opened()
     assert not target.upserts

@@ -1,4 +1,4 @@
-"""A keyed function of a user in both stores: restarts, a changed schema of state, and readers that never load its code."""
+"""User-defined keyed functions in both stores: restarts, changed state schemas, and reads without user code."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str, str]], sw.Keyed]]:
-    """Write the package of a user, with these columns of state, and return the step that names its class."""
+    """Yield a function that writes a user package with the given state columns and returns the step of its class."""
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     (tmp_path / "packages" / "shop_totals").mkdir(parents=True)
 
@@ -99,12 +99,12 @@ def run(make: Make, *items: Any, step: sw.Keyed = STEP, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_agrees_with_a_loop_in_both_stores(seed: int, make: Make) -> None:
+def test_keyed_function_matches_reference_loop_in_both_stores(seed: int, make: Make) -> None:
     reminders.check_seed(seed, make)
 
 
-def test_timers_survive_a_kill_and_another_number_of_shards(make: Make) -> None:
-    """rows of x at 0, of y at 11 and 31; every 10 s, at most 2: reminders of x at 10 and 20, of y at 21 and 31"""
+def test_timers_survive_a_kill_and_a_changed_shard_count(make: Make) -> None:
+    """Rows of x at 0 s and of y at 11 s and 31 s give reminders of x at 10 s and 20 s, and of y at 21 s and 31 s."""
     run(make, RowsInput({"a": [row("x", 0)]}))
     first = run(make, Crash("emit.after"), RowsInput({"a": [row("y", 11)]}), Restart(shards=3))
     assert [(r["_event_ts"] // S, r["user"], r["number"]) for r in first.rows] == [(10, "x", 1)]
@@ -116,10 +116,10 @@ def test_timers_survive_a_kill_and_another_number_of_shards(make: Make) -> None:
     assert verify_state(make()).problems == []
 
 
-def test_readers_of_a_state_never_load_the_class(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_readers_never_import_the_user_class(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run(make, RowsInput({"a": [row("x", 0)]}))
     load_keyed_function.cache_clear()
-    monkeypatch.setitem(sys.modules, "tests.support.reminders", None)  # importing it again would fail
+    monkeypatch.setitem(sys.modules, "tests.support.reminders", None)  # a second import would fail
     with make().peek() as snapshot:
         operator = restore_operator(snapshot.commit)
         assert isinstance(operator, StoredKeyedOperator)
@@ -136,7 +136,9 @@ def test_readers_of_a_state_never_load_the_class(make: Make, monkeypatch: pytest
     assert verify_state(make()).problems == []
 
 
-def test_a_path_in_a_state_is_never_imported(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_path_stored_in_state_is_never_imported(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A state that names another class is compared with the config, without importing that class."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "evil_rules.py").write_text("raise SystemExit('imported')\n")
@@ -153,7 +155,7 @@ def test_a_path_in_a_state_is_never_imported(make: Make, tmp_path: Path, monkeyp
     assert "evil_rules" not in sys.modules
 
 
-def test_what_a_changed_config_or_class_means(make: Make, shop: Any) -> None:
+def test_changed_config_or_class_gets_compatibility_verdict(make: Make, shop: Any) -> None:
     step = shop({"n": "bigint"})
     run(make, RowsInput({"a": [row("x", 0)]}), step=step)
 
@@ -175,7 +177,7 @@ def test_what_a_changed_config_or_class_means(make: Make, shop: Any) -> None:
         run(make, RowsInput({"a": [row("x", 1)]}), step=shop({"n": "double"}))
 
 
-def test_an_added_column_of_state_is_null_in_stored_rows(make: Make, shop: Any) -> None:
+def test_added_state_column_is_null_in_stored_rows(make: Make, shop: Any) -> None:
     run(make, RowsInput({"a": [row("x", 0), row("x", 1)]}), step=shop({"n": "bigint"}))
     run(make, RowsInput({"a": [row("x", 2)]}), step=shop({"n": "bigint", "note": "string"}))
     with make().peek() as snapshot:
@@ -186,7 +188,7 @@ def test_an_added_column_of_state_is_null_in_stored_rows(make: Make, shop: Any) 
     assert verify_state(make()).problems == []
 
 
-def test_a_timer_that_never_advances_fails_the_epoch() -> None:
+def test_timer_that_never_advances_fails_the_epoch() -> None:
     step = sw.Keyed(class_="tests.support.reminders:StuckTimer", keys=["user"])
     with pytest.raises(
         EpochError,

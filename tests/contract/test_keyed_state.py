@@ -1,4 +1,4 @@
-"""A custom operator by key in both stores and in every command that reads a state."""
+"""A custom keyed operator in both stores and in every command that reads a state."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ SOME = RowsInput({"a": [row("x"), row("y", 5), row("x", 9), row(None), row("x", 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_counts_in_both_stores_as_a_loop_does(seed: int, make: Make) -> None:
+def test_keyed_operator_counts_match_a_plain_loop(seed: int, make: Make) -> None:
     keyed_operator.check_seed(seed, make)
 
 
-def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(make: Make) -> None:
+def test_custom_state_survives_resharding_verification_and_compaction(make: Make) -> None:
     run(make, SOME, RowsInput({"a": [row("x", 3)]}), Restart(shards=3), RowsInput({"a": [row("z")]}))
     assert counts_by_user(make) == {"x": 4, "y": 1, "z": 1, None: 1}
     report = verify_state(make())
@@ -94,7 +94,9 @@ def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(ma
     assert verify_state(make()).problems == []
 
 
-def test_rows_that_are_gone_are_noticed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_rows_that_differ_from_the_counts_of_the_commit(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(make, SOME)
     whole = NthOfKey.counts_after_ingest
     monkeypatch.setattr(
@@ -108,7 +110,7 @@ def test_rows_that_are_gone_are_noticed(make: Make, monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_what_a_changed_config_means_for_it(make: Make) -> None:
+def test_config_changes_of_a_keyed_operator_are_classified(make: Make) -> None:
     run(make, SOME)
     with make().peek() as snapshot:
 
@@ -125,7 +127,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
         run(make, RowsInput({"a": [row("x")]}), step=Nth(every=2, keys=["page"]))
 
 
-def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_reports_no_waiting_rows_for_a_keyed_operator(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run(make, SOME)
     pipeline = build_pipeline(BY_USER, ["a"], transform_type=WithNth, name=NAME)
     report = build_why_report(pipeline, make(), 1)

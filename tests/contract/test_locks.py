@@ -1,4 +1,4 @@
-"""Removing the lock of a state, or the state itself, lets no second runner in and loses no committed row."""
+"""Two runners never commit to one state, even if its lock file or the state itself is removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(tmp_path: Path) -> Callable[[], FilesStore]:
 
 
 def _without_locks_of_directories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behave like a network file system that emulates flock by locks of byte ranges."""
+    """Simulate a network file system that emulates flock with byte-range locks and so cannot lock directories."""
     real = fcntl.flock
 
     def flock(descriptor: int, how: int) -> None:
@@ -36,7 +36,7 @@ def _without_locks_of_directories(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_removed_lock_lets_no_second_runner_in(make: Callable[[], FilesStore], times: int) -> None:
+def test_removed_lock_file_does_not_admit_a_second_runner(make: Callable[[], FilesStore], times: int) -> None:
     first = open_runner(make)
     done = add_epoch(first, None, "a")
     for _ in range(times):
@@ -57,7 +57,7 @@ def test_a_removed_lock_lets_no_second_runner_in(make: Callable[[], FilesStore],
     again.close()
 
 
-def test_a_state_that_was_replaced_gets_no_commit_of_the_former_runner(make: Callable[[], FilesStore]) -> None:
+def test_runner_of_a_replaced_state_is_fenced(make: Callable[[], FilesStore]) -> None:
     first = open_runner(make)
     done = add_epoch(first, None, "a")
     shutil.rmtree(first.root)
@@ -77,7 +77,7 @@ def test_a_state_that_was_replaced_gets_no_commit_of_the_former_runner(make: Cal
     second.close()
 
 
-def test_where_no_directory_can_be_locked_the_former_runner_stops(
+def test_runner_without_directory_locks_is_fenced_if_its_lock_file_is_removed(
     make: Callable[[], FilesStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _without_locks_of_directories(monkeypatch)

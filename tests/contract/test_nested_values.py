@@ -1,4 +1,4 @@
-"""Arrays and structs: accumulators in the real stores, and results in every target."""
+"""Arrays, structs and maps: accumulators in the real stores, and results in every target."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def stored(types: Mapping[str, str]) -> list[Aggregation]:
 
 
 @pytest.mark.parametrize("kind", select_cases(["session", "hopping"]))
-def test_accumulators_in_postgres_give_the_answer_of_those_in_files(kind: str, url: str) -> None:
+def test_postgres_and_files_accumulators_give_same_results(kind: str, url: str) -> None:
     chance = random.Random(7)
     types = {t.split("(")[0]: t for t in VALUES}
     micros = {
@@ -158,7 +158,7 @@ def test_accumulators_in_postgres_give_the_answer_of_those_in_files(kind: str, u
 # -- targets -------------------------------------------------------------------------------------------------------------
 
 
-def test_parquet_delta_and_iceberg_have_the_declared_types(tmp_path: Path) -> None:
+def test_parquet_delta_and_iceberg_preserve_declared_types(tmp_path: Path) -> None:
     FilesTarget(tmp_path / "files", "parquet", TABLE).publish(0, frame())
     assert pl.read_parquet(tmp_path / "files" / "p-000000000.parquet").equals(frame())
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_parquet_delta_and_iceberg_have_the_declared_types(tmp_path: Path) -> No
             elsewhere.open()
 
 
-def test_json_is_nested_and_csv_holds_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_nested_and_csv_output_contains_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FilesTarget(tmp_path / "json", "json", TABLE).publish(0, frame())
     full, empty, nothing, within = map(json.loads, (tmp_path / "json" / "p-000000000.jsonl").read_text().splitlines())
     assert full["a_string"] == VALUES["string"]
@@ -197,7 +197,7 @@ def test_json_is_nested_and_csv_holds_json(tmp_path: Path, capsys: pytest.Captur
     assert "[-2147483648,1]" in capsys.readouterr().out
 
 
-def test_kafka_as_json_and_avro() -> None:
+def test_kafka_messages_encode_nested_values_as_json_and_avro() -> None:
     full, empty, nothing, within = (json.loads(v or b"") for _, v, _ in KafkaMessageEncoder(TABLE).messages(frame()))
     assert full["s_double"][0] == {"value": "NaN", "count": 0}
     assert full["a_binary"] == ["", "AP8="]
@@ -213,7 +213,7 @@ def test_kafka_as_json_and_avro() -> None:
     assert repr(read).replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')") == repr(plain)
 
 
-def test_postgres_has_arrays_of_scalars_and_json_of_structs(url: str) -> None:
+def test_postgres_stores_scalar_arrays_as_arrays_and_structs_as_json(url: str) -> None:
     for epoch in range(2):
         target = PostgresTarget(url, "out", TABLE)
         target.open()
@@ -269,8 +269,8 @@ def mapped() -> pl.DataFrame:
     return pl.DataFrame(rows, schema={f.name: f.polars for f in MAPS}, orient="row")
 
 
-def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
-    """JSON has objects if the keys are strings, else entries. Parquet, Delta and Avro have maps, Postgres has jsonb."""
+def test_maps_are_written_to_every_target(tmp_path: Path, url: str) -> None:
+    """Parquet, Delta, Iceberg and Avro have maps. Postgres has jsonb. JSON has objects for string keys, else lists."""
     table, text = TargetTable("p", MAPS, None), "2024-03-01T09:00:00.250001Z"
     expected = [
         {

@@ -1,4 +1,4 @@
-"""New columns in target tables: added once, as a change of metadata, and only if the rest of the table fits."""
+"""New columns in target tables: added once, as a metadata change, and only if all other columns match."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MORE = replace(TABLE, fields=(*BEFORE, *NEW), new=tuple(f.name for f in NEW))
 
 
 class Place:
-    """A table on one of the systems: `open` returns a target on it, `content` its rows, `files` its number of data files."""
+    """A table in one system. `open` returns a target, `content` the rows, and `files` the number of data files."""
 
     def __init__(
         self, open_: Callable[[TargetTable], Any], content: Callable[[], pl.DataFrame], files: Callable[[], int]
@@ -84,7 +84,7 @@ def frame(table: TargetTable, **values: Any) -> pl.DataFrame:
     return pl.DataFrame([values], schema={f.name: f.polars for f in table.fields})
 
 
-def test_a_table_gets_columns_that_are_new_and_its_rows_have_null_there(place: Place) -> None:
+def test_new_columns_are_added_and_existing_rows_have_null(place: Place) -> None:
     with place.open(TABLE) as target:
         target.publish(0, frame(TABLE, k="a", n=1))
     files = place.files()
@@ -104,7 +104,7 @@ def test_a_table_gets_columns_that_are_new_and_its_rows_have_null_there(place: P
 
 
 @pytest.mark.parametrize("wrong", select_cases(["another type", "not said"]))
-def test_what_does_not_fit_otherwise_is_refused_and_gets_nothing(place: Place, wrong: str) -> None:
+def test_table_with_another_mismatch_is_refused_without_new_columns(place: Place, wrong: str) -> None:
     with place.open(TABLE):
         pass
     if wrong == "another type":
@@ -117,7 +117,7 @@ def test_what_does_not_fit_otherwise_is_refused_and_gets_nothing(place: Place, w
     assert place.content().columns == ["k", "n"]
 
 
-def test_a_table_of_somebody_else_is_refused_with_the_columns(postgres: Any) -> None:
+def test_table_of_another_owner_is_refused_with_list_of_new_columns(postgres: Any) -> None:
     url = postgres.database("new_columns_owned")
     target = PostgresTarget(url, "public.out", TABLE)
     target.open()

@@ -1,4 +1,4 @@
-"""State in an object store: who may run, what is atomic, which faults are survived, and how many requests an epoch takes."""
+"""State in an object store: leases, fencing, recovery from faults, requests per epoch, cache and error messages."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def once(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
     return judge
 
 
-# -- who runs ----------------------------------------------------------------------------------------------------------
+# -- leases ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_runner_elsewhere_is_refused_as_soon_as_the_first_is_heard_of(
+def test_second_runner_on_another_machine_is_refused_after_a_lease_renewal(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store_lease, "RENEW_S", 0.2)
@@ -91,7 +91,7 @@ def test_a_second_runner_elsewhere_is_refused_as_soon_as_the_first_is_heard_of(
     second.close()
 
 
-def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
+def test_start_waits_for_the_lease_of_a_lost_runner_on_another_machine(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store_lease, "LEASE_S", 1.0)
@@ -105,7 +105,7 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     last_commit = second.open()
     assert last_commit.epoch == 0 and time.monotonic() - began >= 1.2
     add_epoch(second, last_commit, "b")
-    # when it continues, every write is refused and names the new runner
+    # the first runner continues: every write is refused, and the error names the new runner
     for doing, act in (
         ("commit epoch 1", lambda: add_epoch(first, commit(0), "x")),
         ("mark epoch 0 as published", lambda: first.mark_published(0)),
@@ -117,8 +117,10 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     second.close()
 
 
-def test_clocks_that_differ_only_change_how_long_a_start_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second runner whose clock is an hour ahead takes over at once. Only one of the two commits each epoch."""
+def test_clock_skew_allows_a_takeover_but_not_two_commits_of_an_epoch(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second runner whose clock is an hour ahead takes over at once. Each epoch is committed by only one runner."""
     first = make()
     done = add_epoch(first, first.open(), "a")
     elsewhere(monkeypatch)
@@ -134,10 +136,8 @@ def test_clocks_that_differ_only_change_how_long_a_start_waits(make: Make, monke
     second.close()
 
 
-def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The runner stalls just before its commit. Meanwhile another runner goes on, and the epoch is cleaned up."""
+def test_stalled_runner_is_fenced_after_its_epoch_was_cleaned_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner stalls just before its commit. Meanwhile another runner commits 20 epochs and cleans up the first."""
     first = make()
     done = add_epoch(first, first.open(), "a")
     create = object_store.ObjectStorage.create
@@ -164,10 +164,10 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
     second[0].close()
 
 
-def test_a_runner_that_was_killed_on_this_machine_is_not_waited_for(
+def test_start_does_not_wait_for_a_killed_runner_on_the_same_machine(
     make: Make, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start does not wait, however long the lease is."""
+    """Start without a delay, whatever the length of the lease."""
     code = (
         "import os, sys\nfrom slackwater.storage import object_store_lease\nfrom slackwater.state.files.store import FilesStore\n"
         "object_store_lease.LEASE_S = 1e6\nFilesStore(sys.argv[1], 'p').open()\nos.kill(os.getpid(), 9)"
@@ -191,7 +191,7 @@ def test_a_lease_is_renewed_while_nothing_is_committed(make: Make, monkeypatch: 
     store.close()
 
 
-def test_a_damaged_lease_runs_out_like_any_other(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_lease_expires_like_a_valid_lease(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store_lease, "LEASE_S", 0.3)
     monkeypatch.setattr(object_store_lease, "SKEW_S", 0.1)
     monkeypatch.setattr(object_store_lease, "LOOK_S", 0.05)
@@ -202,7 +202,7 @@ def test_a_damaged_lease_runs_out_like_any_other(make: Make, monkeypatch: pytest
     store.close()
 
 
-# -- what goes wrong on the way ----------------------------------------------------------------------------------------
+# -- faults ------------------------------------------------------------------------------------------------------------
 
 FAULTS = ("503", "dropped", "lost", "slow", "hangs")
 
@@ -221,15 +221,15 @@ FAULTS = ("503", "dropped", "lost", "slow", "hangs")
         ]
     ),
 )
-def test_a_fault_is_survived_and_changes_nothing(
+def test_request_fault_does_not_change_the_committed_epochs(
     fault: str, method: str, part: str, behind: Make, make: Make, door: FaultyProxy
 ) -> None:
-    """A runner recognises its own upload if it was stored and its answer was lost."""
+    """A runner recognises its own upload when the store saved the upload but the response was lost."""
     door.judge = once(fault, method, part)
     store = open_runner(behind)
     done = None
     for n in range(10):
-        if n == 5:  # another runner reads what this one wrote
+        if n == 5:  # another runner continues from the same state
             store.close()
             store = open_runner(behind)
         done = add_epoch(store, done, "a", f"u{n}")
@@ -245,10 +245,10 @@ def test_a_fault_is_survived_and_changes_nothing(
 
 
 @pytest.mark.parametrize("part", ["/segments/", "/manifests/000000001"])
-def test_a_request_that_is_never_answered_is_repeated_by_default(
+def test_unanswered_request_is_retried_by_default(
     part: str, bucket: str, s3: S3, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a `timeout` option, one such request takes only a part of the total time that a runner waits."""
+    """Without a `timeout` option, one unanswered request uses only a part of the total time that a runner waits."""
     assert 2 * object_client.ANSWER_S < object_client.PATIENCE_S
     monkeypatch.setattr(object_client, "ANSWER_S", 1.0)
     store = FilesStore(bucket, "p", s3.options(door.port))
@@ -259,7 +259,7 @@ def test_a_request_that_is_never_answered_is_repeated_by_default(
     store.close()
 
 
-def test_a_renewal_that_is_never_answered_is_repeated_while_the_lease_runs(
+def test_unanswered_lease_renewal_is_retried_before_the_lease_expires(
     bucket: str, s3: S3, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert object_store_lease.RENEW_S + 2 * object_store_lease.ANSWER_S < object_store_lease.LEASE_S
@@ -275,10 +275,10 @@ def test_a_renewal_that_is_never_answered_is_repeated_while_the_lease_runs(
     store.close()
 
 
-def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
+def test_next_start_reads_a_commit_whose_response_was_lost(
     behind: Make, make: Make, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is lost and the store then becomes unreachable. The run ends with a one-line error, and the next start finds the commit."""
+    """The store loses the response and then becomes unreachable. The run ends with a one-line error."""
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
     store = open_runner(behind)
     done = add_epoch(store, None, "a")
@@ -305,9 +305,7 @@ def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
     again.close()
 
 
-def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_start_completes_an_interrupted_start_over(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_runner(make)
     add_epoch(store, None, "a")
     store.close()
@@ -334,8 +332,8 @@ def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
-    """The server counts: each shard uploads its files, and the driver sends one request per commit and one to mark it as published."""
+def test_epoch_needs_a_bounded_number_of_requests(behind: Make, door: FaultyProxy) -> None:
+    """Count requests at the proxy. Each shard uploads its files. The driver sends fewer than four requests per epoch."""
     store = open_runner(behind)
     add_epoch(store, None, "a")
     before, shards = len(door.seen), 4
@@ -376,7 +374,7 @@ def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
     store.close()
 
 
-def test_sizes_count_the_requests_of_an_epoch(make: Make, bucket: str) -> None:
+def test_state_sizes_reports_requests_per_epoch(make: Make, bucket: str) -> None:
     store, done = open_runner(make), None
     for epoch in range(3):
         done = add_epoch(store, done, "a")
@@ -390,7 +388,7 @@ def test_sizes_count_the_requests_of_an_epoch(make: Make, bucket: str) -> None:
     assert requests["epochs"] == 3 and requests["seconds"] == 10
 
 
-def test_what_another_machine_wrote_is_fetched_once(
+def test_segments_of_another_machine_are_fetched_once(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_runner(make)
@@ -409,7 +407,7 @@ def test_what_another_machine_wrote_is_fetched_once(
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_cache_copy_is_fetched_again(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_runner(make)
     done = add_epoch(store, None, "a")
     store.close()
@@ -429,7 +427,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, mo
         (lambda c, f: c.put(f, bytes(c.get(f).content)[:-1] + b"?"), "does not match its checksum"),
     ],
 )
-def test_a_damaged_segment_is_told_by_its_url(
+def test_damaged_segment_is_reported_with_its_url(
     damage: Any, message: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_runner(make)
@@ -447,7 +445,7 @@ def test_a_damaged_segment_is_told_by_its_url(
             make().open()
 
 
-def test_a_cache_that_others_can_write_is_refused(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_writable_by_other_users_is_refused(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
@@ -463,7 +461,7 @@ def test_a_cache_that_others_can_write_is_refused(make: Make, tmp_path: Path, mo
     store.close()
 
 
-def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_files_are_evicted_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     from slackwater.storage import file_cache
@@ -478,7 +476,7 @@ def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypa
     assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["2", "3"]
 
 
-# -- one line that says what to do -------------------------------------------------------------------------------------
+# -- error messages ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -497,7 +495,7 @@ def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypa
         ),
     ],
 )
-def test_what_cannot_be_reached(
+def test_unreachable_or_misconfigured_store_is_reported_without_secrets(
     url: str, more: dict[str, str], message: str, bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
@@ -506,7 +504,7 @@ def test_what_cannot_be_reached(
     assert "\n" not in str(raised.value) and "not-so-secret" not in str(raised.value)
 
 
-def test_no_credentials_are_told_as_such(bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -517,7 +515,7 @@ def test_no_credentials_are_told_as_such(bucket: str, s3: S3, monkeypatch: pytes
         FilesStore(bucket, "p", nobody).open()
 
 
-def test_a_refusal_is_told_as_such(bucket: str, s3: S3, door: FaultyProxy) -> None:
+def test_denied_access_is_reported_with_the_required_permissions(bucket: str, s3: S3, door: FaultyProxy) -> None:
     door.judge = lambda method, path: "403"
     with pytest.raises(
         StateError, match=r"access was denied \(AccessDenied\); check the credentials, and that they allow get, put"
@@ -525,6 +523,6 @@ def test_a_refusal_is_told_as_such(bucket: str, s3: S3, door: FaultyProxy) -> No
         FilesStore(bucket, "p", s3.options(door.port)).open()
 
 
-def test_what_goes_to_workers_says_nothing_of_its_keys(bucket: str, s3: S3) -> None:
+def test_repr_of_objects_sent_to_workers_hides_credentials(bucket: str, s3: S3) -> None:
     store = FilesStore(bucket, "p", s3.options())
     assert "not-so-secret" not in repr(store.shard(0, 1, 0, ())) and "AKIA" not in repr(store.storage)

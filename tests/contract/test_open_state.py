@@ -1,4 +1,4 @@
-"""Queries on a state in files and in Postgres: their results, their errors, and that each sees one commit."""
+"""Queries on a state in files, object storage and Postgres: results, errors and reads of one commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SESSION = sw.Window(
 
 
 class Place:
-    """The location of a state. It opens the store again for each use."""
+    """The location of a state, with a new store for each use."""
 
     def __init__(self, where: str, make: Callable[[str], Any]) -> None:
         self.where, self._make, self._create = where, make, list[Any]()
@@ -82,7 +82,7 @@ def kip(step: int = S // 2) -> list[Any]:
     return [RowsInput({"a": [row(ts) for ts in range(a * S, b * S + 1, step)]}) for a, b in spans]
 
 
-def test_the_example_of_kip_94(place: Place) -> None:
+def test_find_sessions_returns_the_sessions_of_the_kip_94_example(place: Place) -> None:
     place.ran(kip())
     with sw.open_state(place.where) as view:
         sessions = view.find_sessions("k", 150 * S, 300 * S)
@@ -97,11 +97,11 @@ def test_the_example_of_kip_94(place: Place) -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 10, 12])
-def test_a_view_shows_what_would_come_out_of_either_store(place: Place, seed: int) -> None:
+def test_view_equals_the_results_that_the_store_would_emit(place: Place, seed: int) -> None:
     state_views.check(seed, seed % 5 == 0, place.store)
 
 
-def test_columns_and_frames(place: Place) -> None:
+def test_scan_and_fetch_return_key_result_and_status_columns(place: Place) -> None:
     place.ran([RowsInput({"a": [row(0, "a", 5), row(S, None, 7)]})])
     with sw.open_state(place.where, "law") as view:
         frame = view.scan()
@@ -118,7 +118,7 @@ def test_columns_and_frames(place: Place) -> None:
         assert view.fetch("nobody").schema == frame.schema
 
 
-def test_windows_without_keys(place: Place) -> None:
+def test_windows_without_group_by_are_fetched_without_a_key(place: Place) -> None:
     minutes = sw.Window(
         kind="tumbling", duration_ms="1m", max_groups_per_window=10, aggregations=[sw.Aggregation(agg="count", as_="n")]
     )
@@ -131,7 +131,7 @@ def test_windows_without_keys(place: Place) -> None:
             view.fetch("k")
 
 
-def test_the_second_stage_is_asked(place: Place) -> None:
+def test_query_reads_the_window_stage_after_a_join(place: Place) -> None:
     join = sw.Join(
         kind="inner", left_source="a", right_source="b", left_keys=["user"], right_keys=["user"], time_window_ms=1000,
         output_left_columns=["user", "v"], output_right_columns=[],
@@ -148,7 +148,7 @@ def test_the_second_stage_is_asked(place: Place) -> None:
         assert view.scan()["left_user"].unique().to_list() == ["k"]
 
 
-def test_a_join_has_no_windows(place: Place) -> None:
+def test_query_on_the_state_of_a_join_is_refused(place: Place) -> None:
     join = sw.Join(
         kind="inner",
         left_source="a",
@@ -174,13 +174,13 @@ def test_a_join_has_no_windows(place: Place) -> None:
         (lambda v: v.find_sessions("k", "noon"), 'earliest_end: found "noon", expected a time such as'),
     ],
 )
-def test_wrong_questions(place: Place, ask: Callable[[StateView], Any], message: str) -> None:
+def test_invalid_query_arguments_are_reported(place: Place, ask: Callable[[StateView], Any], message: str) -> None:
     place.ran([RowsInput({"a": [row(0)]})])
     with sw.open_state(place.where) as view, pytest.raises(StartError, match=message):
         ask(view)
 
 
-def test_which_state_is_meant(place: Place) -> None:
+def test_ambiguous_or_unknown_pipeline_name_is_reported_with_candidates(place: Place) -> None:
     place.store().open()
     place.close()
     place.ran([RowsInput({"a": [row(0)]})])
@@ -205,7 +205,7 @@ def test_which_state_is_meant(place: Place) -> None:
         sw.open_state(f"{place.where}/nowhere/at/all")
 
 
-def test_nothing_is_there(tmp_path: Path, postgres: Any) -> None:
+def test_missing_state_and_in_memory_state_are_reported(tmp_path: Path, postgres: Any) -> None:
     with pytest.raises(StartError, match="no pipeline has a state here"):
         sw.open_state(tmp_path)
     with pytest.raises(StartError, match=r'schema "public" of .*: no pipeline has a state here'):
@@ -223,7 +223,7 @@ def test_nothing_is_there(tmp_path: Path, postgres: Any) -> None:
         sw.open_state(in_memory)
 
 
-def test_earlier_epochs(place: Place) -> None:
+def test_as_of_reads_retained_epochs_and_rejects_others(place: Place) -> None:
     place.ran([RowsInput({"a": [row(n * S // 10)]}) for n in range(KEPT_EPOCHS + 3)])
     with sw.open_state(place.where) as view:
         epochs = view.epochs()
@@ -241,7 +241,7 @@ def test_earlier_epochs(place: Place) -> None:
             pass
 
 
-def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
+def test_corrupt_segment_is_reported_instead_of_read(tmp_path: Path) -> None:
     place = Place(str(tmp_path / "state"), lambda name: FilesStore(tmp_path / "state", name))
     place.ran([RowsInput({"a": [row(0)]})])
     (segment,) = (tmp_path / "state" / "law" / "segments").iterdir()
@@ -255,9 +255,9 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["files", "postgres"], indirect=True)
-@exhaustive(beside="test_concurrent_reads.py::test_looks_all_the_time_refuse_no_start_and_see_whole_commits")
-def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
-    """Each epoch adds a row to each of 40 keys. In every read all keys have as many rows as the epoch says."""
+@exhaustive(beside="test_concurrent_reads.py::test_continuous_reads_do_not_block_starts_and_see_whole_commits")
+def test_thousand_reads_next_to_a_running_pipeline_see_whole_commits(place: Place) -> None:
+    """Each epoch adds one row to each of 40 keys. In every read, all keys have the row count of the same epoch."""
     users = [f"u{n}" for n in range(40)]
     batches = [RowsInput({"a": [row(batch * S // 10, user) for user in users]}) for batch in range(60)]
     place.ran(batches[:2])
@@ -265,7 +265,7 @@ def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
 
     def run() -> None:
         try:
-            for n in range(2, 60, 20):  # restarts, too
+            for n in range(2, 60, 20):  # each call is a restart
                 place.ran(batches[n : n + 20])
         except BaseException as error:
             failed.append(error)
@@ -304,7 +304,9 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
     return capsys.readouterr().out.splitlines()
 
 
-def test_commands(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_commands_list_show_and_query_windows(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.ran(kip(10 * S))
 
     def say(*arguments: str) -> list[str]:
@@ -333,7 +335,7 @@ def test_commands(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert say("get", place.where, "user=k", "--at", "77")[0].startswith("1 error: epoch 77 is not kept; available")
 
 
-def test_a_key_of_two_columns_over_http(place: Place) -> None:
+def test_http_fetch_accepts_a_key_of_two_columns(place: Place) -> None:
     place.ran(
         [RowsInput({"a": [row(0, "k,v=2", 1), row(0, "k", 2)]})], SESSION.model_copy(update={"group_by": ("user", "v")})
     )
@@ -347,7 +349,7 @@ def test_a_key_of_two_columns_over_http(place: Place) -> None:
             server.stop()
 
 
-def test_over_http(place: Place) -> None:
+def test_http_server_answers_queries_and_reports_errors(place: Place) -> None:
     place.ran([RowsInput({"a": [row(0, "a=b"), row(S, None), row(9 * S, "c", 3)]})])
     with sw.open_state(place.where) as view:
         server = serve_state(view, 0)
@@ -395,8 +397,8 @@ def test_over_http(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["_status", "_Status", "_epoch", "_last_event", "_closes_at"])
-def test_a_column_of_the_user_may_be_called_as_one_of_the_answer(name: str, tmp_path: Path) -> None:
-    """The column that the query adds then gets another `_`. A run is not refused for such a name."""
+def test_user_column_may_have_the_name_of_a_query_column(name: str, tmp_path: Path) -> None:
+    """The query column gets another `_` prefix, and a run with such a column name is accepted."""
     window = SESSION.model_copy(update={"group_by": (name,)})
     rows = [{"ts": t * S, name: "a", "v": 1} for t in (0, 10)]
     run_local(window, [RowsInput({"a": rows})], {name: "string", "v": "bigint"}, flush=False, state_dir=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Sums that overflow their type, in both stores: the error names the key during the merge, and a policy continues with NULL."""
+"""Sums that overflow their type, in both stores. The error names the key, and a policy continues with NULL."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def values(result: Any) -> list[tuple[str, Any, int]]:
 
 @pytest.mark.parametrize("kind", ["session", "tumbling"])
 @pytest.mark.parametrize(("column", "large", "type_"), [("v", BIG, "BIGINT"), ("d", WIDE, r"DECIMAL\(38,0\)")])
-def test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_with_null(
+def test_overflowing_sum_fails_before_the_commit_and_null_policy_continues(
     make: Make, kind: str, column: str, large: Any, type_: str
 ) -> None:
     first, second = rows((0, "x", large), (0, "y", 5), column=column), rows((1, "x", large), (1, "y", 6), column=column)
@@ -76,9 +76,9 @@ def test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_w
     store.close()
     assert (
         latest is not None and latest.epoch == 0 and latest.stages[0].counters["rows_used"] == 2
-    )  # nothing of the second epoch
+    )  # the second epoch is absent
 
-    with pytest.raises(ValueRangeError, match=message):  # a start repeats the epoch
+    with pytest.raises(ValueRangeError, match=message):  # a restart replays the epoch
         run_local(failing, [second], SCHEMA, store=make)
     going = run_local(window(kind, totals(column, "null")), [second], SCHEMA, store=make)
     assert values(going) == [("x", None, 2), ("y", 11, 2)]
@@ -86,7 +86,7 @@ def test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_w
     assert going.counters.overflows == 1
 
 
-def test_what_is_in_the_state_and_overflows_when_it_comes_out_is_told_and_goes_on(make: Make) -> None:
+def test_overflow_on_emit_names_the_key_and_null_policy_continues(make: Make) -> None:
     """Each pane fits, but the window over two panes does not."""
     script = [rows((6, "x", BIG)), rows((11, "x", BIG))]
     with pytest.raises(
@@ -97,19 +97,19 @@ def test_what_is_in_the_state_and_overflows_when_it_comes_out_is_told_and_goes_o
     assert [(r["total"], r["n"]) for r in sorted(going.rows, key=lambda r: r["window_start"])] == [
         (None, 2),
         (BIG, 1),
-    ]  # the first window was emitted before
+    ]  # the failed run emitted the first window
 
 
-def test_a_sum_of_integers_comes_back_with_later_rows_however_they_are_batched(make: Make) -> None:
+def test_overflowed_integer_sum_recovers_with_later_rows_in_any_batching(make: Make) -> None:
     entries = [(0, "x", BIG), (1, "x", BIG), (2, "x", -BIG), (2, "y", -(2**63)), (3, "y", -1)]
-    for script in ([rows(*entries)], [rows(r) for r in entries]):
-        result = run_local(window("tumbling", totals("v", "null")), script, SCHEMA, state_dir=None)
-        assert values(result) == [("x", BIG, 3), ("y", None, 2)]
+    kind, expected = window("tumbling", totals("v", "null")), [("x", BIG, 3), ("y", None, 2)]
+    assert values(run_local(kind, [rows(*entries)], SCHEMA)) == expected
+    assert values(run_local(kind, [rows(r) for r in entries], SCHEMA, store=make)) == expected
     assert values(run_local(window("tumbling", totals("v")), [rows(*entries[:3])], SCHEMA)) == [("x", BIG, 3)]
 
 
-def test_the_policy_may_change_both_ways(make: Make) -> None:
-    """The change needs no rebuild, and its message names the aggregation."""
+def test_overflow_policy_can_change_in_both_directions(make: Make) -> None:
+    """The change needs no rebuild. Back under the default policy, the error names the key."""
     kind, script = window("session", totals("v", "null")), [rows((0, "x", BIG)), rows((1, "x", BIG))]
     back = [*script, Restart(step=window("session", totals("v"))), rows((50, "z", 1))]
     with pytest.raises(ValueRangeError, match="for k='x'"):
@@ -118,7 +118,7 @@ def test_the_policy_may_change_both_ways(make: Make) -> None:
     assert values(again) == [("x", None, 2), ("z", 1, 1)]
 
 
-def test_what_is_null_is_counted_and_logged_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_null_results_after_overflow_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "slackwater"):
         result = run_local(
             window("tumbling", totals("v", "null")),
@@ -132,8 +132,8 @@ def test_what_is_null_is_counted_and_logged_with_its_place(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("agg", ["sum", "avg"])
-def test_decimals_beyond_38_digits(agg: str) -> None:
-    """Values pass the limits of 38 digits and of 128 bits. An average has four digits after the point."""
+def test_decimal_results_beyond_38_digits_become_null(agg: str) -> None:
+    """The values exceed 38 digits and 128 bits. An average has four digits after the decimal point."""
     numbers = {
         "x": [WIDE, WIDE],
         "y": [WIDE, WIDE.copy_negate()],
@@ -154,14 +154,14 @@ def values_of(result: Any) -> list[tuple[str, Any, int]]:
     return [(r["k"], r["total"], r["n"]) for r in result.rows]
 
 
-def test_an_average_that_has_too_many_digits_is_told_and_not_polars_error() -> None:
-    """DECIMAL(38, 4) has 34 digits before the point."""
+def test_average_with_too_many_digits_raises_value_range_error() -> None:
+    """DECIMAL(38, 4) has 34 digits before the decimal point."""
     script = [rows((0, "x", WIDE), column="d")]
     with pytest.raises(ValueRangeError, match=r"the average of \"d\" does not fit DECIMAL\(38,4\) for k='x'"):
         run_local(window("tumbling", totals("d", agg="avg")), script, SCHEMA)
 
 
-def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
+def test_lower_half_of_a_sum_carries_into_the_upper_half() -> None:
     """Without a carry the lower halves would silently overflow 64 bits after 2^31 rows."""
     agg = bind_aggregation(Aggregation(agg="sum", column="v", as_="t", on_overflow="null"), Field("v", "bigint"))
     huge = 2**62
@@ -172,7 +172,7 @@ def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
     assert again["t.hi"][0] * 2**32 + again["t.lo"][0] == 2 * (-(2**32) * 2**32 + 2 * huge - 2**32)
 
 
-def test_a_stored_null_may_be_a_sum_that_did_not_fit_and_cannot_be_corrected() -> None:
+def test_sum_with_null_policy_cannot_be_restored_from_the_target() -> None:
     field = Field("v", "bigint")
     aggregations = [bind_aggregation(a, field if a.column else None) for a in totals("v")]
     assert find_unrestorable_aggregations(aggregations) == []

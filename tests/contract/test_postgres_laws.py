@@ -1,4 +1,4 @@
-"""The Postgres store on a real server, under the usual driver: the same results as the files store."""
+"""The Postgres store on a real server, with the standard driver, gives the results of the files store."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def script(seed: int, crashes: bool) -> list[Any]:
-    """Return a stream with disorder, ties, NULL keys and quiet times, and on request with crashes at every step."""
+    """Return a stream with disorder, ties, NULL keys and idle times, and optionally with a crash at each kill point."""
     from decimal import Decimal
 
     chance, now, items = random.Random(seed), 0, []
@@ -87,7 +87,7 @@ def script(seed: int, crashes: bool) -> list[Any]:
 
 @pytest.mark.parametrize("crashes", select_cases([True, False]))
 @pytest.mark.parametrize("kind", select_cases(WINDOWS, keep=2))
-def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: str) -> None:
+def test_windows_match_the_files_store_with_and_without_crashes(kind: str, crashes: bool, url: str) -> None:
     seed = list(WINDOWS).index(kind)
     expected = run_local(WINDOWS[kind], script(seed, False), SCHEMA)
     got = run_local(
@@ -106,17 +106,20 @@ def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: st
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 12)))
-def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> None:
-    """Seeds of `tests.laws.generators.revisions` with their crashes and restarts, on the state tables."""
+def test_revised_windows_match_their_definition_in_postgres(first: int, url: str) -> None:
+    """Run the seeds of `tests.laws.generators.revisions`, with crashes and restarts, on the state tables."""
     for seed in range(first, first + 12):
         for cap_binds in (False, True)[: 2 if seed % 4 == 0 else 1]:
             revisions.check(seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(url, "public", name))
 
 
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
-@exhaustive(beside="test_postgres_laws.py::test_windows_are_revised_in_postgres_as_in_files")
-def test_after_each_epoch_the_target_is_what_the_definition_says(first: int, url: str) -> None:
-    """Seeds of `tests.laws.generators.updates` and `tests.laws.generators.final_results` with their crashes and reshards, on the state tables."""
+@exhaustive(beside="test_postgres_laws.py::test_revised_windows_match_their_definition_in_postgres")
+def test_target_matches_its_definition_after_each_epoch(first: int, url: str) -> None:
+    """Run the seeds of `updates` and `final_results`, with crashes and reshards, on the state tables.
+
+    Both generators are in `tests.laws.generators`.
+    """
     for seed in range(first, first + 12):
         for name, run in (("updates", updates.plan_run(seed)), ("final", final_results.plan_run(seed))):
             updates.check(run, lambda name=f"{name} {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
@@ -142,7 +145,7 @@ def test_open_sessions_can_be_read_with_sql(url: str) -> None:
         ]
 
 
-def test_closed_sessions_leave_the_table(url: str) -> None:
+def test_closed_sessions_are_deleted_from_the_state_table(url: str) -> None:
     far = [RowsInput({"a": [{"ts": 1_000_000 * n, "user": f"u{n}"}]}) for n in range(30)]
     run_local(WINDOWS["session"], far, SCHEMA, store=lambda: PostgresStore(url, "public", "p"), flush=False)
     with psycopg.connect(url) as db:
@@ -152,8 +155,8 @@ def test_closed_sessions_leave_the_table(url: str) -> None:
 
 @pytest.mark.parametrize("emit", select_cases(["updates", "on_close"]))
 @pytest.mark.parametrize("kind", select_cases(WINDOWS, keep=2))
-def test_revised_windows_leave_the_table_once_they_are_gone(kind: str, emit: str, url: str) -> None:
-    """Each second has its own key, with a row every 20 ms past the cap, then one that is late for an emitted session."""
+def test_expired_revisable_windows_are_deleted_from_the_state_table(kind: str, emit: str, url: str) -> None:
+    """Give each second its own key, a row every 20 ms past the cap, then a row late for an emitted session."""
     window = WINDOWS[kind].model_copy(update={"late_data": "reopen", "allowed_lateness_ms": 150, "emit": emit})
     epochs = []
     for second in range(12):
@@ -171,7 +174,7 @@ def test_revised_windows_leave_the_table_once_they_are_gone(kind: str, emit: str
         assert db.execute("SELECT count(*) FROM slackwater_staged_p").fetchone() == (0,)
 
 
-def test_the_files_store_is_the_default_of_the_kit(tmp_path: Any) -> None:
+def test_local_run_without_a_store_matches_the_files_store(tmp_path: Any) -> None:
     assert (
         run_local(WINDOWS["session"], script(1, False), SCHEMA).rows
         == run_local(WINDOWS["session"], script(1, False), SCHEMA, store=lambda: FilesStore(tmp_path, "x")).rows
@@ -179,41 +182,44 @@ def test_the_files_store_is_the_default_of_the_kit(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
-def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
+def test_changed_emission_mode_takes_over_the_state_tables(kind: str, url: str) -> None:
     assert run_every_emission_mode(kind, store=lambda: PostgresStore(url, "public", "law")) == EMISSION_MODES[kind]
 
 
-@exhaustive(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
-def test_letters_applied_once_more(url: str) -> None:
-    """Seeded runs with crashes: sessions are restored from the target and leave the tables again."""
+@exhaustive(beside="test_replay.py::test_replay_brings_the_target_to_the_batch_answer")
+def test_replayed_dead_letters_are_applied_to_postgres_state(url: str) -> None:
+    """Run the seeds with crashes. Sessions are restored from the target and deleted from the state tables again."""
     for seed in range(REVISED_SEEDS):
         replays.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 12)))
-def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
-    """Seeds of `tests.laws.generators.joins` with their crashes and restarts."""
+def test_joins_match_their_definition_in_postgres(first: int, url: str) -> None:
+    """Run the seeds of `tests.laws.generators.joins`, with crashes and restarts."""
     for seed in range(first, first + 12):
         joins.check(seed, lambda name=f"join {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
-@exhaustive(beside="test_postgres_laws.py::test_three_windows_in_a_row")
-def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
-    """Seeds of `tests.laws.generators.join_then_window`: a window over the results of a join, in one transaction."""
+@exhaustive(beside="test_postgres_laws.py::test_three_chained_windows_have_separate_state_tables")
+def test_window_after_a_join_matches_its_definition_in_postgres(first: int, url: str) -> None:
+    """Run the seeds of `tests.laws.generators.join_then_window`: a window over a join, in one transaction."""
     for seed in range(first, first + 12):
         join_then_window.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("seed", select_cases([25, 79, 3, 4], 2))
-def test_stages_hold_their_results_back(seed: int, url: str) -> None:
-    """Seeds of `tests.laws.generators.random_graphs`. The first two have sessions that are cut behind the watermark, and a join that is flushed."""
+def test_random_graphs_hold_back_stage_results_in_postgres(seed: int, url: str) -> None:
+    """Run seeds of `tests.laws.generators.random_graphs`.
+
+    The first two seeds have sessions that are cut behind the watermark and a join that is flushed.
+    """
     random_graphs.check(seed, store=lambda: PostgresStore(url, "public", "law"))
 
 
 @pytest.mark.parametrize("seed", select_cases(range(4), 2))
-def test_three_windows_in_a_row(seed: int, url: str) -> None:
-    """Each stage has its own tables, under the crashes and reshards that the seed draws."""
+def test_three_chained_windows_have_separate_state_tables(seed: int, url: str) -> None:
+    """Each stage has its own tables. The seed draws the crashes and reshards."""
     window_chain.check(seed, store=lambda: PostgresStore(url, "public", "law"))
     with psycopg.connect(url) as db:
         rows = db.execute(

@@ -70,7 +70,7 @@ def plain(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple
 
 
 def staged(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
-    """Run one epoch of a join with a window behind it. Return the window starts and counts."""
+    """Run one epoch of a join that is followed by a window. Return the window starts and counts."""
     rows = {s: [{"ts": 1_000_000 * t, "k": "u"} for t in seconds] for s in "ab"}
     store: Callable[[], Any] = lambda: PostgresStore(url, "public", name)  # noqa: E731
     script = [RowsInput(rows)] if seconds else []
@@ -84,7 +84,7 @@ def wrong(store: PostgresStore) -> list[str]:
 
 
 def relations(url: str, kinds: str = "rvi") -> dict[str, str]:
-    """Return name and kind of every relation in the schema, except those that all pipelines share."""
+    """Return the name and kind of every relation in the schema, except those that all pipelines share."""
     with psycopg.connect(url) as db:
         return dict(
             db.execute(
@@ -95,14 +95,14 @@ def relations(url: str, kinds: str = "rvi") -> dict[str, str]:
         )
 
 
-def test_a_pipeline_in_stages_and_one_named_like_its_second_stage_leave_each_other_alone(url: str) -> None:
+def test_pipeline_named_like_the_second_stage_of_another_stays_separate(url: str) -> None:
     assert plain(url, "orders.2", 0, 1, 2) == []
     assert staged(url, "orders", 20, 21) == []
     assert plain(url, "orders.2", 3, flush=True) == [(s, 1) for s in range(4)]
     assert staged(url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
 
 
-def test_no_two_names_are_equal_whatever_the_pipelines_are_called(url: str) -> None:
+def test_relation_names_are_unique_across_pipelines_and_stages(url: str) -> None:
     owners: dict[str, tuple[str, int]] = {}
     for name in NAMES:
         for stage in range(3):
@@ -112,20 +112,20 @@ def test_no_two_names_are_equal_whatever_the_pipelines_are_called(url: str) -> N
             for one in names:
                 assert len(one.encode()) <= 63
                 assert owners.setdefault(one, (name, stage)) == (name, stage)
-    # no pipeline has the name to which a long name is truncated
+    # a truncated name contains "#", so it differs from every pipeline name
     cut = PipelineTables("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
     assert "#" in cut
     for name in NAMES:
         plain(url, name, 0)
     before = relations(url)
-    assert set(before) <= set(owners)  # no index has a name that Postgres chose
+    assert set(before) <= set(owners)  # every index has a name chosen by Slackwater
     for name in NAMES:
         assert plain(url, name, 1, flush=True) == [(0, 1), (1, 1)], name
     assert relations(url) == before
 
 
 @pytest.mark.parametrize("how", ["rebuild", "remove"])
-def test_starting_over_and_removing_touch_only_the_pipelines_own(url: str, how: str) -> None:
+def test_rebuild_and_remove_affect_only_the_tables_of_one_pipeline(url: str, how: str) -> None:
     for name in NAMES:
         plain(url, name, 0)
     before = relations(url, "rv")
@@ -148,7 +148,7 @@ def test_starting_over_and_removing_touch_only_the_pipelines_own(url: str, how: 
         assert plain(url, name, 1, flush=True) == [(0, 1), (1, 1)], name
 
 
-def test_a_state_put_aside_is_whole_under_its_new_name(url: str) -> None:
+def test_state_renamed_by_start_over_remains_complete_and_usable(url: str) -> None:
     staged(url, "orders", 20, 21)
     store = PostgresStore(url, "public", "orders")
     aside = str(store.start_over()).split('"')[1]
@@ -173,7 +173,7 @@ def test_a_state_put_aside_is_whole_under_its_new_name(url: str) -> None:
         ),
     ],
 )
-def test_what_belongs_to_somebody_else_is_neither_dropped_nor_used(url: str, statement: str, owner: str) -> None:
+def test_relations_of_other_owners_are_neither_dropped_nor_used(url: str, statement: str, owner: str) -> None:
     with psycopg.connect(url) as db:
         db.execute(statement)  # type: ignore[arg-type]
     before = relations(url)
@@ -185,7 +185,7 @@ def test_what_belongs_to_somebody_else_is_neither_dropped_nor_used(url: str, sta
 
 
 def as_before(url: str, name: str, stages: int) -> None:
-    """Rename everything as earlier versions did: no comments, indexes named by Postgres, staged tables unlogged."""
+    """Restore the layout of earlier versions: former names, no comments, no token index, unlogged staged tables."""
     with psycopg.connect(url) as db:
         for stage in range(stages):
             new, old = (
@@ -208,7 +208,7 @@ def as_before(url: str, name: str, stages: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "o" * 60])
-def test_former_names_are_read_as_they_are_and_renamed_by_the_next_start(url: str, name: str) -> None:
+def test_former_table_names_are_readable_and_renamed_at_the_next_start(url: str, name: str) -> None:
     staged(url, name, 20, 21)
     today = relations(url)
     as_before(url, name, 2)
@@ -224,7 +224,7 @@ def test_former_names_are_read_as_they_are_and_renamed_by_the_next_start(url: st
     assert {n for n in relations(url) if "copy" not in n} == set(today)
 
 
-def test_a_former_second_stage_gives_its_name_to_the_pipeline_that_is_called_so(url: str) -> None:
+def test_renaming_a_former_second_stage_frees_the_name_for_a_pipeline(url: str) -> None:
     staged(url, "orders", 20, 21)
     as_before(url, "orders", 2)
     with pytest.raises(StateError, match=r'"slackwater_\w+_orders\.2" belongs to pipeline "orders"'):
@@ -234,7 +234,7 @@ def test_a_former_second_stage_gives_its_name_to_the_pipeline_that_is_called_so(
     assert staged(url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
 
 
-def test_what_a_deleted_record_leaves_goes_when_its_pipeline_begins_anew(url: str) -> None:
+def test_restart_drops_tables_left_by_a_deleted_pipeline_record(url: str) -> None:
     staged(url, "orders", 20, 21)
     as_before(url, "orders", 2)
     with psycopg.connect(url) as db:
@@ -243,7 +243,7 @@ def test_what_a_deleted_record_leaves_goes_when_its_pipeline_begins_anew(url: st
     assert not [n for n in relations(url) if "orders.2" in n]
 
 
-def test_rebuilding_a_state_with_former_names_takes_all_of_it(url: str) -> None:
+def test_rebuild_moves_every_table_that_has_a_former_name(url: str) -> None:
     staged(url, "orders", 20, 21)
     as_before(url, "orders", 2)
     store = PostgresStore(url, "public", "orders")
@@ -254,7 +254,7 @@ def test_rebuilding_a_state_with_former_names_takes_all_of_it(url: str) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_state_that_an_earlier_version_wrote_gets_todays_names(url: str, number: int) -> None:
+def test_tables_of_an_earlier_version_are_renamed_to_current_names(url: str, number: int) -> None:
     with psycopg.connect(url) as db:
         db.execute((HERE / f"format-{number}" / "postgres.sql").read_text())  # type: ignore[arg-type]
     kind = KINDS["chained"]
@@ -285,8 +285,8 @@ HOSTILE = (
 @pytest.mark.parametrize(
     "where", select_cases(["join key", "two keys", "schema", "key", "value", "aggregation", "source"])
 )
-def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
-    """The rows equal those of the same run in files, with reopened sessions, a restart, a fork and all columns read back."""
+def test_hostile_column_schema_and_source_names_give_correct_results(url: str, where: str) -> None:
+    """Compare with a run on the files store, with reopened sessions, a read of every row and a fork."""
     with psycopg.connect(url) as db:
         db.execute("CREATE TABLE precious (x int)")
     script = [
@@ -328,7 +328,7 @@ def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
         assert db.execute("SELECT count(*) FROM precious").fetchone() == (0,)
 
 
-def test_names_that_postgres_cannot_hold_are_refused_in_one_line(url: str) -> None:
+def test_names_that_postgres_cannot_store_are_rejected_in_one_line(url: str) -> None:
     for odd in ("x" * 64, "€" * 22, "a\0b"):
         window = WINDOW.model_copy(update={"group_by": (odd,)})
         with pytest.raises(SlackwaterError, match="Postgres") as refused:
@@ -341,7 +341,7 @@ def test_names_that_postgres_cannot_hold_are_refused_in_one_line(url: str) -> No
         assert "\n" not in str(refused.value)
 
 
-def test_a_key_named_like_a_part_of_an_aggregation_is_refused(url: str) -> None:
+def test_key_that_equals_an_aggregation_state_column_is_rejected(url: str) -> None:
     window = WINDOW.model_copy(update={"group_by": ("n.n",)})
     with pytest.raises(
         SlackwaterError, match=r'group_by: "n\.n" is also a state column of aggregation "n"; rename one'
@@ -349,7 +349,7 @@ def test_a_key_named_like_a_part_of_an_aggregation_is_refused(url: str) -> None:
         run_local(window, [], {"n.n": "string"})
 
 
-def test_a_percent_sign_in_quotes_is_no_placeholder() -> None:
+def test_percent_sign_in_quotes_is_not_a_placeholder() -> None:
     query = """SELECT "a%", "b""%s" FROM "%(x)s" WHERE c = %s AND d = 'x%%''"%' AND "e" = %s"""
     expected = """SELECT "a%%", "b""%%s" FROM "%%(x)s" WHERE c = %s AND d = 'x%%%%''"%%' AND "e" = %s"""
     assert escape_percents(query) == expected

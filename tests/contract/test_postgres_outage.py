@@ -1,4 +1,4 @@
-"""A server that goes away is a one-line error of Slackwater: libpq prints nothing to standard error, and no process crashes."""
+"""A lost Postgres server is a one-line Slackwater error: libpq does not print to stderr, and no process crashes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def server() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("how", select_cases(["SIGTERM", "SIGKILL", "SIGQUIT"]))
-def test_nothing_of_libpq_reaches_standard_error(server: Any, how: str) -> None:
+def test_server_outage_is_one_line_error_without_libpq_output(server: Any, how: str) -> None:
     url = server.database(f"gone_{how.lower()}")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, url, how], capture_output=True, text=True, timeout=300, check=False
@@ -123,7 +123,7 @@ def test_nothing_of_libpq_reaches_standard_error(server: Any, how: str) -> None:
     ]
 
 
-def test_an_error_of_a_connection_that_ended_names_its_server(server: Any) -> None:
+def test_error_of_terminated_connection_names_server(server: Any) -> None:
     url = server.database("ended")
     with psycopg.connect(url, autocommit=True) as other, psycopg.connect(url) as connection:
         other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))

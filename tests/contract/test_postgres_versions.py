@@ -1,4 +1,4 @@
-"""Window rows in Postgres while newer versions wait in the staged table: a reader sees the newest committed version only."""
+"""Window rows in Postgres with newer versions in the staged table: a reader sees only the newest committed version."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge staged versions rarely, also when they hold few rows."""
+    """Merge staged versions rarely, even when they contain few rows."""
     monkeypatch.setattr(staged_row_merge, "FEW_ROWS", -1)
 
 
 @pytest.fixture(params=[True, False], ids=["copies", "no-copies"])
 def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test twice: with copies of the staged rows on the machine of the reader, and without."""
+    """Run a test twice: with and without local copies of the staged rows on the machine of the reader."""
     if not request.param:
         monkeypatch.setattr(staged_rows, "find_local_copy", lambda meta: None)
 
@@ -59,7 +59,7 @@ def seen(url: str, name: str = "p") -> list[str]:
 
 
 def three_epochs(store: PostgresStore) -> Commit:
-    """a and b; then c for b; then d as a third."""
+    """Commit the users a and b, then a and c, then a, c and d."""
     done = None
     for names in (("a", "b"), ("a", "c"), ("a", "c", "d")):
         done = add_epoch(store, done, *names)
@@ -70,8 +70,10 @@ def three_epochs(store: PostgresStore) -> Commit:
 @pytest.mark.parametrize("most", [3, 16])
 @pytest.mark.parametrize("first", select_cases(range(0, 8, 2)))
 @pytest.mark.usefixtures("elsewhere")
-def test_revised_windows_with_rows_that_wait(first: int, most: int, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds of `tests.laws` with crashes at every step, restarts and reshards. Versions are merged rarely, or every other epoch."""
+def test_revised_windows_are_correct_with_staged_rows(
+    first: int, most: int, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run seeds of `tests.laws` with crashes at every step, restarts, reshards, and frequent or rare merges."""
     monkeypatch.setattr(staged_row_merge, "MOST_TOKENS", most)
     for seed in range(first, first + 2):
         revisions.check(seed, False, partial(create_store, url, f"revisions {seed}"))
@@ -79,7 +81,7 @@ def test_revised_windows_with_rows_that_wait(first: int, most: int, url: str, mo
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_the_newest_committed_version_counts(url: str) -> None:
+def test_reader_sees_only_the_newest_committed_version(url: str) -> None:
     store = open_runner(lambda: create_store(url))
     three_epochs(store)
     assert table(url) == []
@@ -91,7 +93,7 @@ def test_the_newest_committed_version_counts(url: str) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_unit_that_went_is_gone(url: str) -> None:
+def test_removed_unit_is_invisible_to_readers(url: str) -> None:
     store = open_runner(lambda: create_store(url))
     done = add_epoch(store, three_epochs(store), "a")
     assert seen(url) == table(url, "windows") == ["a"]
@@ -101,8 +103,8 @@ def test_a_unit_that_went_is_gone(url: str) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_what_was_staged_and_not_committed_is_never_seen_and_goes_at_the_start(url: str) -> None:
-    """The process dies between COPY and commit."""
+def test_uncommitted_staged_rows_are_invisible_and_deleted_at_the_next_start(url: str) -> None:
+    """Stage rows without a commit, as a crash between COPY and commit does."""
     store = open_runner(lambda: create_store(url))
     done = three_epochs(store)
     shard = store.shard(0, 1, 3, done.stages[0].segments[0])
@@ -116,7 +118,7 @@ def test_what_was_staged_and_not_committed_is_never_seen_and_goes_at_the_start(u
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_staged_by_a_stale_runner_are_ignored_and_deleted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_runner(lambda: create_store(url))
     done = three_epochs(store)
     stale = store.shard(0, 1, 3, done.stages[0].segments[0])
@@ -134,7 +136,7 @@ def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.Mon
     again.close()
 
 
-def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_snapshot_is_unchanged_while_staged_rows_are_merged(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_runner(lambda: create_store(url))
     done = three_epochs(store)
     with create_store(url).peek() as snapshot:
@@ -146,8 +148,8 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
     store.close()
 
 
-def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many epochs add and delete rows that are merged now and then. The result equals the same rows written to one table directly."""
+def test_periodic_merges_leave_the_rows_of_the_latest_epoch(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add and delete rows in many epochs, with a merge every few epochs. Readers see the rows of the latest epoch."""
     monkeypatch.setattr(staged_row_merge, "MOST_TOKENS", 4)
     store, done = open_runner(lambda: create_store(url)), None
     names = [("a",), ("a", "b"), ("b",), ("c", "b", "d"), ("d",), ("a", "b", "c"), ("x",), ("x", "y"), ("y",)]
@@ -161,7 +163,9 @@ def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monk
     store.close()
 
 
-def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupt_local_copy_of_staged_rows_is_not_used(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path))
     store = open_runner(lambda: create_store(url))
     three_epochs(store)
@@ -178,7 +182,7 @@ def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monke
     store.close()
 
 
-def test_a_fork_has_all_rows(url: str) -> None:
+def test_fork_contains_all_staged_rows(url: str) -> None:
     store = open_runner(lambda: create_store(url))
     three_epochs(store)
     fork = store.fork("q")
@@ -192,7 +196,7 @@ def test_a_fork_has_all_rows(url: str) -> None:
     store.close()
 
 
-def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
+def test_state_replaced_by_start_over_retains_the_staged_rows(url: str) -> None:
     store = open_runner(lambda: create_store(url))
     three_epochs(store)
     store.close()
@@ -210,7 +214,7 @@ def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
     fresh.close()
 
 
-def test_it_is_weighed_checked_and_made_small(url: str) -> None:
+def test_sizes_and_verify_read_staged_rows_and_missing_rows_are_reported(url: str) -> None:
     store = open_runner(lambda: create_store(url))
     three_epochs(store)
     assert [s.rows for s in measure_state_sizes(store).shards] == [3]
@@ -223,7 +227,7 @@ def test_it_is_weighed_checked_and_made_small(url: str) -> None:
         create_store(url).open()
 
 
-def test_a_state_removed_is_removed_whole(url: str) -> None:
+def test_remove_drops_every_table_and_view_of_the_state(url: str) -> None:
     store = open_runner(lambda: create_store(url))
     three_epochs(store)
     store.remove()
@@ -239,8 +243,8 @@ def test_a_state_removed_is_removed_whole(url: str) -> None:
     fresh.close()
 
 
-def test_tables_of_before_are_gone_on_with(url: str) -> None:
-    """In earlier versions the staged table was unlogged and had no epochs, and the view read the state table alone."""
+def test_run_continues_with_tables_of_an_earlier_version(url: str) -> None:
+    """In earlier versions the staged table was unlogged and had no epochs, and the view read only the state table."""
     store = open_runner(lambda: create_store(url))
     done = add_epoch(store, None, "a", "b")
     store.close()

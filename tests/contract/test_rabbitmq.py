@@ -1,4 +1,4 @@
-"""RabbitMQ on a real broker: no message is lost, acknowledged messages are gone, and redelivered ones are recognised."""
+"""The RabbitMQ source on a real broker: order, acknowledgement, redelivery, restarts and error messages."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ready(rabbit: Any, queue: str) -> int:
 
 
 def left_over(rabbit: Any, queue: str) -> int:
-    """Return how many messages the queue holds after its readers ended and returned what they had not acknowledged."""
+    """Return the number of messages in the queue after its readers ended and returned unacknowledged messages."""
 
     def readers() -> int:
         with channel(rabbit) as open_channel:
@@ -118,7 +118,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 # -- the queue ---------------------------------------------------------------------------------------------------------
 
 
-def test_batches_come_in_order_and_acked_ones_are_gone(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+def test_batches_arrive_in_order_and_acked_messages_are_removed(
+    rabbit: Any, source: Any, queue: str, publish: Any
+) -> None:
     publish(range(25))
     reader = source.RabbitQueue(rabbit.url, queue, max_messages=10)
     assert bodies(reader.fetch(1)) == list(range(10))
@@ -132,7 +134,7 @@ def test_batches_come_in_order_and_acked_ones_are_gone(rabbit: Any, source: Any,
 
 
 @pytest.mark.parametrize("ids", [True, False])
-def test_a_dead_reader_gives_back_what_it_did_not_ack(
+def test_killed_reader_returns_its_unacked_messages(
     rabbit: Any, source: Any, queue: str, publish: Any, ids: bool
 ) -> None:
     publish(range(20), ids)
@@ -145,7 +147,9 @@ def test_a_dead_reader_gives_back_what_it_did_not_ack(
     second.close()
 
 
-def test_a_lost_connection_repeats_only_what_has_no_id(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+def test_lost_connection_repeats_only_messages_without_an_id(
+    rabbit: Any, source: Any, queue: str, publish: Any
+) -> None:
     publish(range(10))
     publish(range(10, 13), ids=False)
     reader = source.RabbitQueue(rabbit.url, queue)
@@ -157,7 +161,7 @@ def test_a_lost_connection_repeats_only_what_has_no_id(rabbit: Any, source: Any,
     assert left_over(rabbit, queue) == 3
 
 
-def test_a_commit_on_a_lost_connection_still_counts(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+def test_ack_after_a_lost_connection_takes_effect(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
     publish(range(10))
     reader = source.RabbitQueue(rabbit.url, queue)
     reader.fetch(1)
@@ -170,8 +174,8 @@ def test_a_commit_on_a_lost_connection_still_counts(rabbit: Any, source: Any, qu
     assert left_over(rabbit, queue) == 0
 
 
-@exhaustive(beside="test_rabbitmq.py::test_a_lost_connection_repeats_only_what_has_no_id")
-def test_a_broker_that_comes_back_is_met_again(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+@exhaustive(beside="test_rabbitmq.py::test_lost_connection_repeats_only_messages_without_an_id")
+def test_reader_reconnects_after_the_broker_restarts(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
     publish(range(10))
     reader = source.RabbitQueue(rabbit.url, queue, max_messages=5)
     assert bodies(reader.fetch(1)) == list(range(5))
@@ -183,7 +187,7 @@ def test_a_broker_that_comes_back_is_met_again(rabbit: Any, source: Any, queue: 
     reader.close()
 
 
-def test_a_message_keeps_its_headers_and_address(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+def test_message_contains_its_headers_and_routing(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
     publish(range(1), headers={"kind": "clíck", "raw": b"\x01", "deep": {"n": [1, 2]}})
     reader = source.RabbitQueue(rabbit.url, queue)
     (message,) = reader.fetch(1)
@@ -193,7 +197,7 @@ def test_a_message_keeps_its_headers_and_address(rabbit: Any, source: Any, queue
     assert not message.redelivered and message.received.tzinfo is not None
 
 
-def test_a_batch_is_found_again_and_stays_in_the_queue(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+def test_batch_can_be_replayed_until_it_is_committed(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
     publish(range(10))
     settings = source.RabbitSettings(rabbit.url, queue, 5)
     reader = source.RabbitReader(settings)
@@ -203,14 +207,14 @@ def test_a_batch_is_found_again_and_stays_in_the_queue(rabbit: Any, source: Any,
     other = source.RabbitReader(settings)
     for _ in range(2):
         assert [int(r[0]) for r in other.readBetweenOffsets(reader.initialOffset(), end)] == list(range(5))
-    rows, _ = other.read(end)  # the batch is complete: its messages are not delivered again
+    rows, _ = other.read(end)  # the batch is complete, so its messages are not delivered again
     assert [int(r[0]) for r in rows] == list(range(5, 10))
     other.commit({"batch": 2})
     other._open.close()
     assert left_over(rabbit, queue) == 0
 
 
-def test_a_batch_that_is_not_there_any_more(
+def test_replay_of_missing_messages_fails_or_skips_as_configured(
     rabbit: Any, source: Any, queue: str, publish: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "_REPLAY", 0.0)
@@ -226,16 +230,16 @@ def test_a_batch_that_is_not_there_any_more(
     assert bodies(replayed) == [1]
 
 
-# -- what cannot be read -----------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_queue(rabbit: Any, source: Any) -> None:
+def test_missing_queue_is_reported(rabbit: Any, source: Any) -> None:
     with pytest.raises(StartError, match='has no queue "nowhere"; declare it') as raised:
         source.RabbitQueue(rabbit.url, "nowhere")
     assert "guest" not in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_an_unreachable_broker(source: Any) -> None:
+def test_unreachable_broker_is_reported_without_the_password(source: Any) -> None:
     port = free_port()
     with pytest.raises(StartError, match="does not answer") as raised:
         source.check_queue(f"amqp://me:s3cret@127.0.0.1:{port}/", "q")
@@ -243,24 +247,24 @@ def test_an_unreachable_broker(source: Any) -> None:
     assert "Connection refused" in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_wrong_password(rabbit: Any, source: Any, queue: str) -> None:
+def test_wrong_password_is_reported_but_not_printed(rabbit: Any, source: Any, queue: str) -> None:
     with pytest.raises(StartError, match="refused the user") as raised:
         source.check_queue(rabbit.url.replace(":guest@", ":s3cret@"), queue)
     assert "s3cret" not in str(raised.value)
 
 
-def test_a_wrong_virtual_host(rabbit: Any, source: Any, queue: str) -> None:
+def test_wrong_virtual_host_is_reported(rabbit: Any, source: Any, queue: str) -> None:
     with pytest.raises(StartError, match="refused the virtual host"):
         source.check_queue(rabbit.url.replace("%2F", "elsewhere"), queue)
 
 
-def test_without_pika(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pika_is_reported_with_the_pip_command(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pika", None)
     with pytest.raises(StartError, match=r"pip install 'slackwater\[rabbitmq\]'"):
         source.check_queue("amqp://host", "q")
 
 
-def test_without_a_broker_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_broker_binary_is_reported_with_the_apt_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.servers import rabbitmq
 
     monkeypatch.setattr(rabbitmq, "_INSTALLED", Path("/nowhere/rabbitmq-server"))
@@ -272,7 +276,7 @@ def test_without_a_broker_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     "url",
     ["amqp://u:12/s3cret@host/", "amqp://u:1#s3cret@host", "http://u:s3cret@host", "s3cret", "amqp://u:s3cret@h:x"],
 )
-def test_what_is_no_address(source: Any, url: str) -> None:
+def test_invalid_broker_url_is_reported_without_the_password(source: Any, url: str) -> None:
     with pytest.raises(StartError, match="is not the address of a broker") as raised:
         source.broker_address(url)
     assert "s3cret" not in str(raised.value)
@@ -288,7 +292,7 @@ def test_what_is_no_address(source: Any, url: str) -> None:
         ({"prefetch": "9"}, "unknown option prefetch"),
     ],
 )
-def test_options(source: Any, options: dict[str, str], message: str) -> None:
+def test_invalid_source_options_are_reported(source: Any, options: dict[str, str], message: str) -> None:
     settings = options if "url" in options or "queue" in options else {"url": "amqp://h", "queue": "q", **options}
     with pytest.raises(StartError, match=message):
         source.RabbitSettings.from_options(settings)
@@ -298,7 +302,7 @@ def test_options(source: Any, options: dict[str, str], message: str) -> None:
 
 
 class Collected:
-    """Collect the batches of a query as lists of numbers. On request it fails in one batch, before or after collecting it."""
+    """Collect the batches of a query as lists of numbers. `fails`: raise "before" or "after" collecting a batch."""
 
     def __init__(self, fails: str = "") -> None:
         self.batches: dict[int, list[int]] = {}
@@ -331,7 +335,7 @@ def dies(query: Any) -> None:
         query.awaitTermination(60)
 
 
-def test_every_message_once_and_the_queue_is_empty_afterwards(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
+def test_query_reads_every_message_once_and_drains_the_queue(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
     publish(range(300))
     seen = Collected()
     query = run(seen, max_messages_per_trigger=100)
@@ -346,8 +350,8 @@ def test_every_message_once_and_the_queue_is_empty_afterwards(rabbit: Any, queue
     assert left_over(rabbit, queue) == 0
 
 
-@exhaustive(beside="test_rabbitmq.py::test_every_message_once_and_the_queue_is_empty_afterwards")
-def test_available_now_reads_what_is_there_and_ends(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
+@exhaustive(beside="test_rabbitmq.py::test_query_reads_every_message_once_and_drains_the_queue")
+def test_available_now_drains_the_queue_and_stops(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
     publish(range(250))
     seen = Collected()
     query = run(seen, available_now=True, max_messages_per_trigger=100)
@@ -361,7 +365,7 @@ def test_available_now_reads_what_is_there_and_ends(rabbit: Any, queue: str, pub
 
 
 @pytest.mark.parametrize("when", select_cases(["before", "after"]))
-def test_a_batch_that_failed_is_repeated_with_the_same_messages(
+def test_failed_batch_is_repeated_with_the_same_messages(
     rabbit: Any, queue: str, publish: Any, run: Any, when: str
 ) -> None:
     publish(range(150))
@@ -371,8 +375,10 @@ def test_a_batch_that_failed_is_repeated_with_the_same_messages(
     assert seen.batches[0] == list(range(100)) and seen.numbers == list(range(150))
 
 
-@exhaustive(beside="test_rabbitmq.py::test_a_dead_reader_gives_back_what_it_did_not_ack")
-def test_without_ids_a_failed_batch_comes_again_as_a_new_one(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
+@exhaustive(beside="test_rabbitmq.py::test_killed_reader_returns_its_unacked_messages")
+def test_failed_batch_without_message_ids_is_redelivered_as_new(
+    rabbit: Any, queue: str, publish: Any, run: Any
+) -> None:
     publish(range(50), ids=False)
     dies(run(Collected("after")))
     seen = Collected()
@@ -380,8 +386,8 @@ def test_without_ids_a_failed_batch_comes_again_as_a_new_one(rabbit: Any, queue:
     assert seen.numbers == list(range(50))
 
 
-@exhaustive(beside="test_rabbitmq.py::test_a_dead_reader_gives_back_what_it_did_not_ack")
-def test_a_lost_checkpoint_begins_with_what_is_not_acknowledged(
+@exhaustive(beside="test_rabbitmq.py::test_killed_reader_returns_its_unacked_messages")
+def test_lost_checkpoint_restarts_at_unacked_messages(
     rabbit: Any, queue: str, publish: Any, run: Any, tmp_path: Path
 ) -> None:
     publish(range(20))
@@ -392,8 +398,8 @@ def test_a_lost_checkpoint_begins_with_what_is_not_acknowledged(
     assert seen.numbers == list(range(20))
 
 
-@exhaustive(beside="test_rabbitmq.py::test_a_missing_queue")
-def test_a_queue_deleted_under_a_query_is_told_in_one_line(
+@exhaustive(beside="test_rabbitmq.py::test_missing_queue_is_reported")
+def test_queue_deleted_during_a_query_is_reported_in_one_line(
     spark: Any, source: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path
 ) -> None:
     with channel(rabbit) as open_channel:
@@ -441,8 +447,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("step", ["commit.before@2", "commit.after@2"])
-@exhaustive(beside="test_rabbitmq.py::test_a_batch_that_failed_is_repeated_with_the_same_messages")
-def test_a_pipeline_killed_around_its_commit_counts_every_message_once(
+@exhaustive(beside="test_rabbitmq.py::test_failed_batch_is_repeated_with_the_same_messages")
+def test_pipeline_killed_around_a_commit_counts_every_message_once(
     spark: Any, source: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path, step: str
 ) -> None:
     publish(range(250))
@@ -462,8 +468,8 @@ def test_a_pipeline_killed_around_its_commit_counts_every_message_once(
     assert left_over(rabbit, queue) == 0
 
 
-@exhaustive(beside="test_rabbitmq.py::test_a_batch_is_found_again_and_stays_in_the_queue")
-def test_late_messages_are_read_again_for_their_letters(
+@exhaustive(beside="test_rabbitmq.py::test_batch_can_be_replayed_until_it_is_committed")
+def test_dead_letters_of_late_messages_contain_body_and_headers(
     spark: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path
 ) -> None:
     import slackwater as sw
@@ -506,10 +512,10 @@ def test_late_messages_are_read_again_for_their_letters(
     assert headers == {"kind": "clíck", "deep": '{"n":[1]}'}
 
 
-def test_each_session_knows_the_format_whichever_is_active(spark: Any, source: Any, rabbit: Any, queue: str) -> None:
-    """Spark resolves a format name in the active session, and refuses to register a name that this session knows."""
+def test_stream_can_be_read_in_every_spark_session(spark: Any, source: Any, rabbit: Any, queue: str) -> None:
+    """Spark resolves a format name in the active session, and rejects a name that this session has already."""
     first, second = spark.newSession(), spark.newSession()
-    first.createDataFrame([], "x INT")  # makes it the active one
+    first.createDataFrame([], "x INT")  # makes `first` the active session
     assert source.stream(first, rabbit.url, queue).isStreaming
     assert source.stream(second, rabbit.url, queue).isStreaming
     assert source.stream(second, rabbit.url, queue).isStreaming

@@ -1,4 +1,4 @@
-"""Rows read back from Postgres, Delta and Iceberg by key and time, and accumulators restored from stored values."""
+"""Read rows back from Postgres, Delta and Iceberg by key and time, and restore accumulators from stored values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def opened(target: Any, *identity: str) -> Any:
     return new_target
 
 
-def test_rows_come_back_by_key_and_time_with_null_equal_to_null(target: Any) -> None:
+def test_rows_are_read_by_key_and_time_range_with_null_matching_null(target: Any) -> None:
     place = opened(target, "key", "f", "at")
     assert isinstance(place, ReadableTarget)
     place.publish(0, ROWS)
@@ -77,7 +77,7 @@ def test_rows_come_back_by_key_and_time_with_null_equal_to_null(target: Any) -> 
     place.close()
 
 
-def test_without_keys_the_time_alone_chooses(target: Any) -> None:
+def test_rows_without_keys_are_selected_by_time_range(target: Any) -> None:
     place = opened(target, "at")
     place.publish(0, ROWS.head(2))
     rows = place.read_ranges(pl.DataFrame({"__low": [US + 2], "__high": [US + 10**8]}), "at")
@@ -85,7 +85,7 @@ def test_without_keys_the_time_alone_chooses(target: Any) -> None:
     place.close()
 
 
-def test_a_postgres_table_that_is_gone(postgres: Any) -> None:
+def test_reading_a_dropped_postgres_table_raises_start_error(postgres: Any) -> None:
     place = PostgresTarget(postgres.database("stored_gone"), "out", TargetTable("p", FIELDS, ("at",)))
     place.open()
     place._connection.execute("DROP TABLE out")  # type: ignore[union-attr]
@@ -97,7 +97,7 @@ def test_a_postgres_table_that_is_gone(postgres: Any) -> None:
     place.close()
 
 
-def test_a_delta_table_that_is_gone(tmp_path: Path) -> None:
+def test_reading_deleted_delta_files_raises_start_error(tmp_path: Path) -> None:
     place = DeltaTarget(str(tmp_path / "t"), "merge", TargetTable("p", FIELDS, ("at",)))
     place.open()
     place.publish(0, ROWS.head(2))
@@ -108,7 +108,7 @@ def test_a_delta_table_that_is_gone(tmp_path: Path) -> None:
         place.read_ranges(ranges, "at")
 
 
-def test_an_iceberg_table_that_is_gone(tmp_path: Path) -> None:
+def test_reading_a_dropped_iceberg_table_raises_start_error(tmp_path: Path) -> None:
     lake = open_sql_catalog(tmp_path)
     place = lake.opened(TargetTable("p", FIELDS, ("at",)))
     lake.tables().catalog.drop_table(lake.name)
@@ -123,7 +123,7 @@ KINDS = {"bigint": [None, 5, -7, 2**62], "double": [None, 0.5, -1.25], "decimal(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_accumulators_from_finished_values_finish_to_the_same_again(kind: str) -> None:
+def test_accumulators_restored_from_results_produce_the_same_results(kind: str) -> None:
     column = Field("v", kind)
     calls = ("count", "sum", "avg", "min", "max", "collect_set")
     more = {"collect_set": {"max_values_per_group": 9}}
@@ -138,7 +138,7 @@ def test_accumulators_from_finished_values_finish_to_the_same_again(kind: str) -
     assert pl.DataFrame([a.finish(again).alias(a.name) for a in aggs]).equals(finished)
 
 
-def test_what_the_values_do_not_say_is_named() -> None:
+def test_aggregations_that_cannot_be_restored_are_named() -> None:
     column = Field("v", "bigint")
     calls = ("sum", "avg", "first", "var", "count_distinct")
     aggs = [bind_aggregation(Aggregation(agg=a, column="v", as_=f"my_{a}"), column) for a in calls]

@@ -1,4 +1,4 @@
-"""`state reset` changes offsets in a separate commit, on every store, checked by the form of the offsets and without a broker."""
+"""`state reset` commits new offsets in every store, and validates them without a broker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[]
 
 @pytest.fixture
 def ask(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Return a function that runs the command and returns its output, also if it fails."""
+    """Return a function that runs the command and returns the output or the error."""
 
     def run(*offsets: str, dry: bool = False, where: str | None = None) -> str:
         store = make()
@@ -77,7 +77,7 @@ def sources(make: Callable[[], Any]) -> dict[str, Any]:
         return {n: s.offsets and s.offsets.to_json() for n, s in snapshot.commit.sources.items()}
 
 
-def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable[[], Any], ask: Ask) -> None:
+def test_reset_sets_only_offsets_of_partitions_and_files(make: Callable[[], Any], ask: Ask) -> None:
     begun(make)
     before = make().read_commit_record().record
     new_offsets = json.dumps({"events": {"clicks": {"0": 42, "1": 9}}, "old": "earliest"})
@@ -119,7 +119,7 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
         assert users(snapshot) == ["b"]
 
 
-def test_the_same_place_is_no_commit(make: Callable[[], Any], ask: Ask) -> None:
+def test_reset_to_current_offsets_does_not_commit(make: Callable[[], Any], ask: Ask) -> None:
     begun(make)
     assert ask('{"events": {"clicks": {"0": 100}}}') == (
         "error: p: the sources already continue from these offsets; nothing was committed\n"
@@ -179,7 +179,7 @@ path = "{state}"
         (["events=2026-03-01T12:00:00Z"], "this position must be looked up on a broker, which requires the config; pass the pipeline's TOML file as WHERE"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_and_no_commit(
+def test_invalid_offsets_are_one_line_error_without_commit(
     make: Callable[[], Any], ask: Ask, offsets: list[str], message: str
 ) -> None:
     begun(make)
@@ -190,7 +190,7 @@ def test_what_cannot_be_is_one_line_and_no_commit(
     assert make().read_commit_record().record["epoch"] == 1
 
 
-def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> None:
+def test_reset_is_refused_while_output_is_unpublished_or_runner_is_active(make: Callable[[], Any], ask: Ask) -> None:
     waits = OutputMetadata(file="outputs/000000001-x", rows=1)
     begun(make, output=(waits,))
     assert "epoch 1 was committed, but its output is not published yet" in ask("old=earliest")
@@ -203,7 +203,7 @@ def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> Non
     assert ask("old=earliest").endswith("committed as epoch 2\n")
 
 
-def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask) -> None:
+def test_reset_is_refused_for_source_that_resumes_from_spark_checkpoint(make: Callable[[], Any], ask: Ask) -> None:
     source_records = {"queue": {"rows": 4}, "events": {"offsets": CLICKS, "rows": 1}}
     begun(make, sources=source_records)
     assert ask("events=latest").startswith(
@@ -212,8 +212,10 @@ def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask)
     )
 
 
-def test_sources_that_were_never_read(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the config describes such sources. An unreachable broker is an error."""
+def test_reset_of_unread_source_requires_config_and_reachable_broker(
+    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the config describes a source that was never read. An unreachable broker is an error."""
     monkeypatch.setattr(kafka_broker, "SECONDS", 0.5)
     file = tmp_path / "p.toml"
     file.write_text(FILE.format(connection="lake", more='format = "json"', state=tmp_path / "s"))

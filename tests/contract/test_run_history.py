@@ -1,4 +1,4 @@
-"""Every store records the runs of a pipeline: bounded, readable next to a runner, and never able to fail a run."""
+"""Record the runs of a pipeline in every store. The history is bounded, readable during a run, and never fails a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(started_us: int, **more: Any) -> Run:
     return Run(started_us=started_us, runner="process 1 on here", epoch=-1, **more)
 
 
-def test_a_run_is_noted_when_it_begins_and_when_it_ends(make: Make, store: Any) -> None:
+def test_run_is_recorded_at_its_start_and_at_its_end(make: Make, store: Any) -> None:
     assert make().runs() == ()
     with record_run(store, event(), lambda: 4, 2):
         (begun,) = make().runs()
@@ -72,19 +72,19 @@ def test_a_run_is_noted_when_it_begins_and_when_it_ends(make: Make, store: Any) 
     assert len(error) == MOST_TEXT
 
 
-def test_a_run_that_is_killed_has_no_end(make: Make, store: Any) -> None:
+def test_killed_run_stays_in_the_history_without_an_end(make: Make, store: Any) -> None:
     store.save_run(run(1))
     store.save_run(run(2, ended_us=3, outcome="finished", last_epoch=0))
     assert [(r.started_us, r.outcome) for r in make().runs()] == [(1, None), (2, "finished")]
 
 
-def test_the_history_is_bounded(make: Make, store: Any) -> None:
+def test_run_history_drops_the_oldest_runs_beyond_its_limit(make: Make, store: Any) -> None:
     for n in range(MOST_RUNS + 7):
         store.save_run(run(n))
     assert [r.started_us for r in make().runs()] == list(range(7, MOST_RUNS + 7))
 
 
-def test_the_next_runner_goes_on_with_it(make: Make, store: Any) -> None:
+def test_next_runner_appends_to_the_run_history(make: Make, store: Any) -> None:
     store.save_run(run(1))
     store.close()
     store.open()
@@ -92,14 +92,14 @@ def test_the_next_runner_goes_on_with_it(make: Make, store: Any) -> None:
     assert [r.started_us for r in make().runs()] == [1, 2]
 
 
-def test_a_state_that_is_put_aside_takes_it_along_and_a_removed_one_has_none(make: Make, store: Any) -> None:
+def test_removing_a_state_removes_its_run_history(make: Make, store: Any) -> None:
     store.save_run(run(1))
     store.remove()
     assert make().runs() == ()
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"{}\n", b"[" * 9000, b'{"started_us": 1e999}\n', b"null\n7\n"])
-def test_a_damaged_history_is_none_and_stops_nobody(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_run_history_reads_as_empty_and_does_not_fail_a_run(tmp_path: Path, damage: bytes) -> None:
     with_files = FilesStore(tmp_path, "p")
     with_files.open()
     (tmp_path / "p" / "runs").write_bytes(damage)
@@ -110,7 +110,7 @@ def test_a_damaged_history_is_none_and_stops_nobody(tmp_path: Path, damage: byte
     with_files.close()
 
 
-def test_a_history_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:
+def test_unwritable_run_history_does_not_fail_a_run(tmp_path: Path) -> None:
     store = FilesStore(tmp_path, "p")
     store.open()
     (tmp_path / "p" / "runs").mkdir()
@@ -120,13 +120,13 @@ def test_a_history_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:
     store.close()
 
 
-def test_one_line_is_short_and_whole() -> None:
+def test_error_is_cut_to_one_line_and_an_ended_run_replaces_its_entry() -> None:
     assert one_line(" a\n b\t c ") == "a b c"
     assert len(one_line("x" * 9999)) == MOST_TEXT
     assert add_or_replace_run([run(1), run(2)], run(1, outcome="stopped"))[-1].outcome == "stopped"
 
 
-def test_the_page_tells_a_failed_run_from_one_that_runs_or_was_killed() -> None:
+def test_page_distinguishes_running_failed_and_killed_runs() -> None:
     failed = run(2, ended_us=5, outcome="failed", last_epoch=3, error="no room").model_copy(update={"epoch": 1})
     noted_runs = [run(1), failed, run(9).model_copy(update={"epoch": 3})]
     history = build_runs(noted_runs, "process 1 on here", 7)

@@ -1,4 +1,4 @@
-"""`slackwater show` prints published rows of every kind of target in the order of their windows, and follows new ones."""
+"""Test that `slackwater show` prints published rows of every kind of target in window order, and follows new rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def said(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_rows_in_the_order_of_their_windows(
+def test_show_prints_the_newest_rows_in_window_order(
     place_at: Callable[[str], PublishedTarget],
     place: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -69,10 +69,10 @@ def test_the_rows_in_the_order_of_their_windows(
     assert said(monkeypatch, capsys, output.file, "-n", 4)[2] == ""
 
 
-def test_what_is_not_counted_to_its_end_is_told_so(
+def test_show_gives_no_exact_count_beyond_the_count_limit(
     place_at: Callable[[str], PublishedTarget], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table in a database is counted up to a limit. Of a topic only the end is read."""
+    """Count the rows of a database table up to a limit. Read only the end of a topic."""
     table = place_at("postgres")
     table.publish(*((minute, "a", 1) for minute in range(7)))
     monkeypatch.setattr(postgres_reader, "MAX_COUNTED", 5)
@@ -93,8 +93,8 @@ def _without_spaces(rows: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_published_since_comes_once(place_at: Callable[[str], PublishedTarget], place: str) -> None:
-    """Only complete new rows appear: no row that was shown before, and no row that a merge rewrote."""
+def test_poll_returns_each_newly_published_row_once(place_at: Callable[[str], PublishedTarget], place: str) -> None:
+    """Return only new rows, without rows of an earlier poll and rows that a merge rewrote unchanged."""
     output = place_at(place)
     results = result_reader(output.pipeline)
     assert results.read(limit=10) is None
@@ -122,7 +122,7 @@ def test_what_is_published_since_comes_once(place_at: Callable[[str], PublishedT
     results.close()
 
 
-def test_following_prints_what_is_published(
+def test_follow_prints_newly_published_rows_in_aligned_columns(
     place_at: Callable[[str], PublishedTarget], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Columns keep their position, and Ctrl-C ends the command silently."""
@@ -145,7 +145,7 @@ def test_following_prints_what_is_published(
     assert all(r[start : start + 4] == "2024" for r in rows)
 
 
-def test_a_reader_that_has_enough_ends_it_without_a_trace(place_at: Callable[[str], PublishedTarget]) -> None:
+def test_show_exits_silently_when_its_output_pipe_is_closed(place_at: Callable[[str], PublishedTarget]) -> None:
     output = place_at("parquet")
     output.publish(*((n % 60, f"u{n}", n) for n in range(5000)))
     command = [sys.executable, "-m", "slackwater.cli.main", "show", str(output.file), "--limit", "5000"]
@@ -158,7 +158,7 @@ def test_a_reader_that_has_enough_ends_it_without_a_trace(place_at: Callable[[st
     assert shown.wait(30) == 0
 
 
-def test_another_pipeline_in_the_same_directory_is_not_shown(
+def test_show_ignores_files_of_other_pipelines_in_the_same_directory(
     place_at: Callable[[str], PublishedTarget], tmp_path: Path
 ) -> None:
     output = place_at("parquet")
@@ -170,7 +170,7 @@ def test_another_pipeline_in_the_same_directory_is_not_shown(
     assert rows.height == 1
 
 
-def test_beside_a_writer_no_row_is_missed_or_shown_twice(
+def test_concurrent_writers_cause_neither_missed_nor_repeated_rows(
     place_at: Callable[[str], PublishedTarget], postgres: Any
 ) -> None:
     """Transactions overlap the reads, and each row appears in exactly one read."""
@@ -202,8 +202,8 @@ def test_beside_a_writer_no_row_is_missed_or_shown_twice(
     assert sorted(seen) == list(range(301))
 
 
-def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
-    """Rows of a join come in the order of their transactions. A column may have the name of an internal helper."""
+def test_rows_without_windows_are_returned_in_write_order(postgres: Any) -> None:
+    """Return rows of a join in the order of their transactions, even if a column has the name of an internal helper."""
     url = postgres.database(f"show{uuid.uuid4().hex[:8]}")
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("CREATE TABLE joined (top int, s text)")
@@ -221,7 +221,7 @@ def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
         assert fresh.rows() == [(4, "y")]
 
 
-def test_what_stands_in_the_way_is_one_line(
+def test_show_reports_unreadable_targets_in_one_line(
     place_at: Callable[[str], PublishedTarget],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -251,7 +251,7 @@ def test_what_stands_in_the_way_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_showing_needs_no_spark(place_at: Callable[[str], PublishedTarget]) -> None:
+def test_show_imports_neither_pyspark_nor_sqlglot(place_at: Callable[[str], PublishedTarget]) -> None:
     output = place_at("parquet")
     output.publish((0, "a", 1))
     code = (
@@ -266,8 +266,10 @@ def test_showing_needs_no_spark(place_at: Callable[[str], PublishedTarget]) -> N
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], PublishedTarget]) -> None:
-    """Every kind of target works, and NULL is a key, too."""
+def test_key_history_returns_the_latest_results_of_one_key(
+    place: str, place_at: Callable[[str], PublishedTarget]
+) -> None:
+    """Cover every kind of target, and the key NULL."""
     output = place_at(place)
     output.publish((0, "u1", 1), (0, "u2", 2), (0, None, 3), (2, "u1", 4))
     output.publish((1, "u1", 5), (3, "it's", 6))
@@ -284,7 +286,7 @@ def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Publi
     assert counts("nobody") == []
 
 
-def test_results_that_cannot_be_read_are_a_line_of_the_answer(place_at: Callable[[str], PublishedTarget]) -> None:
+def test_key_history_reports_an_unreadable_target_as_a_problem(place_at: Callable[[str], PublishedTarget]) -> None:
     output = place_at("console")
     key = pl.DataFrame({"user": ["u1"]})
     history = why_report_builder.read_key_history(output.pipeline, "transform", output.logic.keys, key)

@@ -1,4 +1,4 @@
-"""`show` reports that the last run failed, from the history in every kind of state, so that old results do not look new."""
+"""`show` reports a failed last run from the history in every state store, so that old results do not look new."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config(request: pytest.FixtureRequest, slackwater: Command) -> Path:
 
 
 def ended(config: Path, error: BaseException | None, is_killed: bool = False) -> None:
-    """Record a run that ended with this outcome."""
+    """Record a run with this outcome."""
     store = create_store(toml.load(config))
     store.open()
     try:
@@ -46,7 +46,7 @@ def ended(config: Path, error: BaseException | None, is_killed: bool = False) ->
         store.close()
 
 
-def test_the_failure_is_one_line_behind_the_results(config: Path, slackwater: Command) -> None:
+def test_failed_run_is_reported_in_one_line_on_stderr(config: Path, slackwater: Command) -> None:
     assert "start it with: slackwater run p.toml" in slackwater("show", str(config)).err
     ended(config, BadRowError("clicks: epoch 0: 1 bad row\nof many"))
     nothing, failed = slackwater("show", str(config)).err.splitlines()
@@ -59,7 +59,7 @@ def test_the_failure_is_one_line_behind_the_results(config: Path, slackwater: Co
     assert (shown.code, shown.out, shown.err) == (0, '{"user": "a", "n": 1}\n', f"{failed}\n")
 
 
-def test_a_run_that_was_killed_is_told_and_one_that_ended_well_is_not(config: Path, slackwater: Command) -> None:
+def test_killed_run_is_reported_and_successful_run_is_not(config: Path, slackwater: Command) -> None:
     ended(config, BadRowError("clicks: no"))
     ended(config, None, is_killed=True)
     assert "was killed: it recorded no end" in slackwater("show", str(config)).err
@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_is_told_and_one_that_ended_well_is_not(config: Pa
     assert "the last run" not in slackwater("show", str(config)).err
 
 
-def test_while_another_run_is_up_nothing_is_told(config: Path, slackwater: Command) -> None:
+def test_failure_is_not_reported_while_another_run_is_active(config: Path, slackwater: Command) -> None:
     ended(config, BadRowError("clicks: no"))
     store = create_store(toml.load(config))
     store.open()

@@ -1,4 +1,4 @@
-"""`show` selects rows and columns and prints a table, CSV or the result of SQL. Python objects print as the commands do."""
+"""`show` selects rows and columns and prints a table, CSV or a SQL result. Python objects print like the commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ place_at = published_targets.published_target
 
 @pytest.fixture
 def file(place_at: Callable[[str], PublishedTarget]) -> Path:
-    """Return a config whose target holds three rows."""
+    """Return a config whose target contains three rows."""
     place = place_at("parquet")
     place.publish((0, "a", 3), (1, 'b, "c"', 1), (2, None, 2))
     return place.file
@@ -39,7 +39,7 @@ def users(out: str) -> list[Any]:
     return [json.loads(line)["user"] for line in out.splitlines()]
 
 
-def test_rows_and_columns_are_chosen(file: Path) -> None:
+def test_show_selects_rows_and_columns(file: Path) -> None:
     assert users(show(file, "--json", "--where", "n > 1 AND user IS NOT NULL")[1]) == ["a"]
     assert users(show(file, "--json", "--where", """user = 'b, "c"'""")[1]) == ['b, "c"']
     code, out, _ = show(file, "--columns", "n,user", "--limit", "1")
@@ -47,13 +47,13 @@ def test_rows_and_columns_are_chosen(file: Path) -> None:
     assert show(file, "--columns", "n", "--columns", "user", "--csv")[1].splitlines()[0] == "n,user"
 
 
-def test_csv_can_be_read_back(file: Path) -> None:
+def test_csv_output_parses_back_to_the_same_values(file: Path) -> None:
     read = list(csv.DictReader(io.StringIO(show(file, "--csv")[1])))
     assert [r["user"] for r in read] == ["a", 'b, "c"', ""]
     assert read[0]["window_start"] == "2024-03-01T09:00:00Z"
 
 
-def test_sql_is_asked_of_all_rows(file: Path) -> None:
+def test_sql_query_runs_on_all_rows(file: Path) -> None:
     code, out, _ = show(file, "--json", "--sql", "SELECT sum(n) AS total, count(*) AS k FROM result")
     assert (code, json.loads(out)) == (0, {"total": 6, "k": 3})
 
@@ -75,14 +75,14 @@ def test_sql_is_asked_of_all_rows(file: Path) -> None:
         (["--json", "--csv"], "--json and --csv: found both, expected one; remove one of them"),
     ],
 )
-def test_what_cannot_be_answered_is_one_line(file: Path, options: list[str], message: str) -> None:
+def test_invalid_options_are_reported_in_one_line(file: Path, options: list[str], message: str) -> None:
     code, out, err = show(file, *options)
     assert (code != 0, out) == (True, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_print_shows_what_the_commands_print(file: Path) -> None:
+def test_printed_plan_and_result_match_the_command_output(file: Path) -> None:
     plan = sw.describe(sw.load(str(file)))
     assert str(plan) + "\n" == CliRunner().invoke(cli.app, ["explain", str(file)]).stdout
     assert repr(plan).startswith("Plan(")
@@ -104,7 +104,7 @@ def test_print_shows_what_the_commands_print(file: Path) -> None:
 
 
 @pytest.mark.spark
-def test_a_run_returns_its_results(spark: Any, file: Path) -> None:
+def test_run_status_and_handle_return_the_results(spark: Any, file: Path) -> None:
     home = file.parent
     shutil.rmtree(home / "out")
     (home / "in").mkdir()

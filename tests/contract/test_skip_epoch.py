@@ -1,4 +1,4 @@
-"""A committed epoch that its target never takes: `outbox skip` sets it aside and loses no row."""
+"""A committed epoch that its target always rejects. `outbox skip` moves it to the dead letters and loses no row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def config(home: Path, url: str, state: str, letters: bool = True) -> Path:
-    """Write a pipeline into a table, with its state in files or in the database of the table."""
+    """Write the config of a pipeline into a table, with its state in files or in the database of the table."""
     state_store = (
         f'kind = "files"\npath = "{home}/state"'
         if state == "files"
@@ -78,7 +78,7 @@ table = "public.out"
 
 
 class Started:
-    """A pipeline of a config on the in-process engine. Its other parts are built as the command line builds them."""
+    """A pipeline on the in-process engine. All other parts are built from the config as the command line does."""
 
     def __init__(self, file: Path) -> None:
         self.pipeline = toml.load(file)
@@ -129,7 +129,7 @@ def table(url: str) -> list[tuple[str, int]]:
 
 @pytest.fixture(params=["files", "postgres"])
 def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
-    """Return a pipeline whose table always refuses epoch 1: one of its two rows violates a constraint of the table's owner."""
+    """Return a pipeline whose table always rejects epoch 1: one of its rows violates a check constraint."""
     file = config(tmp_path, url, request.param)
     run = Started(file)
     run.epoch((0, "first"), (1 * S, "fine"), (1 * S, "wrong"))
@@ -145,7 +145,7 @@ def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
     return file
 
 
-def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
+def test_skipped_epoch_becomes_dead_letters_without_loss_or_duplicates(
     stuck: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with pytest.raises(PublishError, match="did not accept epoch 1"):
@@ -167,7 +167,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert any("wrong" in n for n in names)
     assert ask(monkeypatch, "show", stuck) == 0
     assert "no epoch is pending" in capsys.readouterr().out
-    # a second call changes nothing
+    # a second skip changes nothing
     assert ask(monkeypatch, "skip", stuck, 1) != 0
     assert "no epoch is waiting to be published" in capsys.readouterr().err
     run = Started(stuck)
@@ -182,7 +182,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert len(dead_letter_reader.read_newest(toml.load(stuck), DeadLetterFilter())) == letters.height
 
 
-def test_into_a_directory(
+def test_skip_without_dead_letters_writes_the_epoch_to_a_directory(
     stuck: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = stuck.read_text().split("[dead_letter]")[0]
@@ -195,20 +195,20 @@ def test_into_a_directory(
     Started(stuck).stop()
 
 
-def test_a_runner_keeps_its_epochs(
+def test_skip_is_refused_while_the_pipeline_is_running(
     stuck: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = create_store(toml.load(stuck))
     store.open()
     try:
-        assert ask(monkeypatch, "show", stuck) == 0  # takes no lock
+        assert ask(monkeypatch, "show", stuck) == 0  # `show` takes no lock
         assert ask(monkeypatch, "skip", stuck, 1) != 0
         assert "already running" in capsys.readouterr().err
     finally:
         store.close()
 
 
-def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skip_after_a_crash_does_not_duplicate_dead_letters(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from slackwater.runner import pending_output
 
     pipeline = toml.load(stuck)
@@ -219,7 +219,7 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
     assert dead_letter_reader.read_newest(pipeline, DeadLetterFilter()).height == pending.total > 0
 
 
-def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> None:
+def test_restart_publishes_the_epoch_once_the_table_accepts_it(stuck: Path, url: str) -> None:
     with psycopg.connect(url) as db:
         db.execute("ALTER TABLE out DROP CONSTRAINT out_k_check")
     run = Started(stuck)
@@ -228,7 +228,7 @@ def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> 
     assert [k for k, _ in table(url)] == ["first", "fine", "wrong", "next", "later"]
 
 
-def test_nothing_waits_where_there_is_no_state(
+def test_outbox_show_without_a_state_is_reported(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config(tmp_path, url, "files")

@@ -1,4 +1,4 @@
-"""`state verify`, `sizes`, `history` and `compact` on every store, with states that the test damages."""
+"""`state verify`, `sizes`, `history` and `compact` on every store, with intact and damaged states."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def database(request: pytest.FixtureRequest) -> Place:
 
 
 @pytest.mark.parametrize("case", select_cases(["sessions", "hopping", "updates", "stages"]))
-def test_a_sound_state_is_sound(case: str, place: Place) -> None:
+def test_verify_reports_an_intact_state_as_sound(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
     text = place.say("verify", place.where)
     assert re.match(r"law: sound \(epochs? .*\d+ (files|tables), \d+ rows, .* KiB, \d+\.\d s\)", text), text
@@ -110,7 +110,7 @@ def test_a_sound_state_is_sound(case: str, place: Place) -> None:
     assert report["rows"] > 3
 
 
-def test_it_looks_while_a_runner_is_up_and_takes_no_lock(place: Place) -> None:
+def test_verify_and_sizes_take_no_lock_while_a_runner_is_active(place: Place) -> None:
     place.run("sessions", 0, CUT)
     runner = place.make()
     runner.open()
@@ -119,8 +119,8 @@ def test_it_looks_while_a_runner_is_up_and_takes_no_lock(place: Place) -> None:
     runner.close()
 
 
-def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_path: Path) -> None:
-    """Some commits, and the files that only they name, are removed between listing the commits and checking their files."""
+def test_verify_ignores_files_removed_by_a_concurrent_runner(directory: Place, tmp_path: Path) -> None:
+    """Remove old commits and their files between the listing of the commits and the check of the files."""
     directory.run("sessions", 0, CUT)
 
     class Slow(FilesStore):
@@ -138,7 +138,7 @@ def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_pat
     assert report.epochs == tuple(range(CUT - 8, CUT))
 
 
-def test_each_problem_names_the_file_and_what_to_do(directory: Place, tmp_path: Path) -> None:
+def test_verify_problems_name_the_file_and_the_remedy(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, CUT)
     store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
     files_by_epoch = {e: {m.file for m in store.manifest(e).metas} for e in store.epochs()}
@@ -170,8 +170,8 @@ def resealed(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
 
 
-def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory: Place, tmp_path: Path) -> None:
-    """The checksums are valid, as after a bug, but a row is in the wrong place, and a count and a time are wrong."""
+def test_verify_detects_wrong_rows_and_counts_with_valid_checksums(directory: Place, tmp_path: Path) -> None:
+    """Write valid checksums, as a bug would, but wrong key hashes, a wrong key count and a wrong close time."""
     directory.run("sessions", 0, CUT)
     store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
     latest = store.manifest(CUT - 1)
@@ -212,7 +212,7 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
         keep=3,
     ),
 )
-def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> None:
+def test_invalid_session_rows_are_reported(change: pl.Expr, message: str, directory: Place) -> None:
     directory.run("sessions", 0, CUT)
     with directory.make().peek() as snapshot:
         logic = restore_operator(snapshot.commit)
@@ -226,7 +226,7 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
     assert list(verify_rows.check_segment_rows(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
 
-def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
+def test_invalid_pane_and_join_rows_are_reported(tmp_path: Path) -> None:
     for case, change, message in (
         ("hopping", {"__start": 1}, "that do not start with a pane"),
         ("hopping", {"__due": 1}, "whose due time does not match their pane"),
@@ -243,7 +243,7 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
     assert list(verify_rows.check_segment_rows(step, "middle", frame, 0, 2)) == ["rows of an unknown kind: 'middle'"]
 
 
-def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
+def test_restore_rejects_a_state_that_does_not_describe_the_join(directory: Place) -> None:
     directory.run("join", 0, 3)
     latest = directory.make().manifest(2)
     with pytest.raises(StateError, match="the state in epoch 2 does not fully describe its join; restore"):
@@ -271,7 +271,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
          r"source 'x', partition '0': found offset 5, but the record has None"),
     ], keep=4),
 )  # fmt: skip
-def test_damaged_tables_are_told(damage: str, message: str, database: Place) -> None:
+def test_verify_reports_damaged_postgres_tables(damage: str, message: str, database: Place) -> None:
     database.run("sessions", 0, CUT)
     with psycopg.connect(database.where) as db:
         db.execute(damage)
@@ -280,7 +280,7 @@ def test_damaged_tables_are_told(damage: str, message: str, database: Place) -> 
     assert "no commit is sound" in text.splitlines()[-1]
 
 
-def test_outputs_that_wait_in_tables_are_looked_at(database: Place) -> None:
+def test_verify_checks_unpublished_outputs_in_postgres(database: Place) -> None:
     database.run("sessions", 0, CUT)
     with psycopg.connect(database.where) as db:
         commit = Commit.model_validate(db.execute("SELECT record FROM slackwater_pipelines").fetchone()[0])
@@ -294,7 +294,7 @@ def test_outputs_that_wait_in_tables_are_looked_at(database: Place) -> None:
 
 
 @pytest.mark.parametrize("look", [verify_state, measure_state_sizes])
-def test_a_database_that_is_not_as_expected_is_told_in_one_line(look: Any, database: Place) -> None:
+def test_unexpected_postgres_columns_are_reported_in_one_line(look: Any, database: Place) -> None:
     database.run("sessions", 0, 3)
     with psycopg.connect(database.where) as db:
         db.execute("ALTER TABLE slackwater_outputs RENAME token TO other")
@@ -304,10 +304,10 @@ def test_a_database_that_is_not_as_expected_is_told_in_one_line(look: Any, datab
         look(database.make())
 
 
-# -- what the files store refuses ---------------------------------------------------------------------------------------
+# -- states that the files store rejects -------------------------------------------------------------------------------
 
 
-def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place, tmp_path: Path) -> None:
+def test_files_store_rejects_an_inconsistent_directory(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, CUT)
     sound, home = tmp_path / "sound", tmp_path / NAME
     shutil.copytree(home, sound)
@@ -347,7 +347,7 @@ def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place
     store.close()
 
 
-def test_a_lost_list_of_commits_is_told_by_verify(directory: Place, tmp_path: Path) -> None:
+def test_verify_reports_missing_manifests(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, CUT)
     for path in (tmp_path / NAME / "manifests").iterdir():
         path.unlink()
@@ -360,7 +360,7 @@ def test_a_lost_list_of_commits_is_told_by_verify(directory: Place, tmp_path: Pa
 
 
 @pytest.mark.parametrize("case", select_cases(["sessions", "stages"]))
-def test_sizes_add_up(case: str, place: Place) -> None:
+def test_sizes_of_shards_and_garbage_add_up_to_the_disk_usage(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
     sizes = measure_state_sizes(place.make(), 3)
     with place.make().peek() as snapshot:
@@ -400,7 +400,7 @@ def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
     assert max(k.events or 0 for k in hottest) == counted["n.n"].max()
 
 
-def test_history_has_the_rows_of_each_epoch(place: Place) -> None:
+def test_history_lists_the_row_counts_of_each_epoch(place: Place) -> None:
     result = place.run("sessions", 0, CUT)
     rows = [json.loads(line) for line in place.say("history", place.where, "--json").splitlines()]
     text = place.say("history", place.where)
@@ -418,7 +418,7 @@ def test_history_has_the_rows_of_each_epoch(place: Place) -> None:
     assert len(text.splitlines()) == 1 + CUT
 
 
-def test_what_is_damaged_is_left_out_of_history(directory: Place, tmp_path: Path) -> None:
+def test_history_omits_damaged_commits(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, CUT)
     (tmp_path / NAME / "manifests" / "000000004.json").write_text("{}")
     rows = [json.loads(line) for line in directory.say("history", directory.where, "--json").splitlines()]
@@ -438,7 +438,7 @@ def everything(*results: LocalResult) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", select_cases(state_corruption.CASES))
-def test_a_run_goes_on_as_if_nothing_had_been_compacted(case: str, place: Place, tmp_path: Path) -> None:
+def test_run_after_compact_gives_the_results_of_an_uncompacted_run(case: str, place: Place, tmp_path: Path) -> None:
     whole = Place("", lambda: FilesStore(tmp_path / "other", NAME))
     expected = everything(whole.run(case, 0, CUT), whole.run(case, CUT, 2 * CUT, flush=True))
     first = place.run(case, 0, CUT)
@@ -458,7 +458,7 @@ def test_a_run_goes_on_as_if_nothing_had_been_compacted(case: str, place: Place,
     assert everything(first, place.run(case, CUT, 2 * CUT, flush=True)) == expected
 
 
-def test_compact_says_what_it_did(place: Place) -> None:
+def test_compact_prints_the_epochs_before_and_after(place: Place) -> None:
     place.run("sessions", 0, CUT)
     text = place.say("compact", place.where)
     assert [line.split()[:2] for line in text.splitlines()[:3]] == [
@@ -468,7 +468,7 @@ def test_compact_says_what_it_did(place: Place) -> None:
     ]
 
 
-def test_compact_needs_the_lock(place: Place) -> None:
+def test_compact_fails_while_a_runner_has_the_lock(place: Place) -> None:
     place.run("sessions", 0, 3)
     runner = place.make()
     runner.open()
@@ -477,7 +477,7 @@ def test_compact_needs_the_lock(place: Place) -> None:
     runner.close()
 
 
-def test_compact_overtakes_no_epoch_that_waits(directory: Place, tmp_path: Path) -> None:
+def test_compact_rejects_a_state_with_an_unpublished_epoch(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, CUT)
     directory.make().mark_published(CUT - 2)
     with pytest.raises(
@@ -488,7 +488,7 @@ def test_compact_overtakes_no_epoch_that_waits(directory: Place, tmp_path: Path)
     assert directory.make().epochs()[-1] == CUT - 1
 
 
-def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, tmp_path: Path) -> None:
+def test_compact_rejects_a_state_with_an_unknown_emit_value(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, 3)
     path = tmp_path / NAME / "manifests" / "000000002.json"
     resealed(path, lambda data: data["stages"][0].update(emission={"updates": True, "retain_us": 0}))
@@ -497,12 +497,12 @@ def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, t
 
 
 @pytest.mark.parametrize("work", [compact_state, measure_state_sizes])
-def test_without_a_state_there_is_nothing_to_do(work: Any, place: Place) -> None:
+def test_compact_and_sizes_fail_when_the_state_does_not_exist(work: Any, place: Place) -> None:
     with pytest.raises(StartError, match="there is no state yet; start the pipeline to create it: slackwater run"):
         work(place.make())
 
 
-def test_tables_that_cannot_be_vacuumed(database: Place) -> None:
+def test_failed_vacuum_is_reported_with_the_cause(database: Place) -> None:
     database.run("sessions", 0, 3)
     store = database.make()
     with pytest.raises(

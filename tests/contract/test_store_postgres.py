@@ -1,4 +1,4 @@
-"""Failures of the Postgres store on a real server: cut connections, crashes, other pipeline_lock, other versions."""
+"""Failures of the Postgres store on a real server: cut connections, crashes, lock conflicts and other formats."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def kill_backend(url: str, store: PostgresStore) -> None:
         db.execute("SELECT pg_terminate_backend(%s)", (store._db.info.backend_pid,))
 
 
-def test_an_epoch_whose_connection_was_cut_before_the_commit_is_committed_once(url: str) -> None:
+def test_epoch_is_committed_once_after_connection_cut_before_commit(url: str) -> None:
     store = opened(url)
     record = staged(store, 0, "a", "b")
     kill_backend(url, store)
@@ -67,8 +67,8 @@ def test_an_epoch_whose_connection_was_cut_before_the_commit_is_committed_once(u
     again.close()
 
 
-def test_a_connection_cut_within_the_commit_is_looked_into(url: str) -> None:
-    """The backend dies inside the transaction, so the commit certainly failed and is repeated."""
+def test_connection_cut_inside_the_commit_repeats_the_commit(url: str) -> None:
+    """The backend is killed inside the transaction, so the commit certainly failed and is repeated."""
     store, calls = opened(url), []
 
     def publish(db: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_connection_cut_within_the_commit_is_looked_into(url: str) -> None:
     store.close()
 
 
-def test_a_commit_whose_answer_was_lost_is_found_done(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_with_lost_acknowledgement_is_recognized_as_done(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(url)
     transact = PostgresStore._transact
 
@@ -104,7 +104,7 @@ def test_a_commit_whose_answer_was_lost_is_found_done(url: str, monkeypatch: pyt
     store.close()
 
 
-def test_a_server_that_stays_away_leaves_it_unknown_and_the_next_start_finds_out(
+def test_unreachable_server_leaves_commit_unknown_until_next_start(
     postgres: Any, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 1.0)
@@ -124,7 +124,7 @@ def test_a_server_that_stays_away_leaves_it_unknown_and_the_next_start_finds_out
     again.close()
 
 
-def test_rows_staged_before_a_crash_of_the_server_are_there_after_it(postgres: Any, url: str) -> None:
+def test_staged_rows_survive_a_server_crash(postgres: Any, url: str) -> None:
     store = opened(url)
     record = staged(store, 0, "a")
     postgres.crash()
@@ -134,8 +134,8 @@ def test_rows_staged_before_a_crash_of_the_server_are_there_after_it(postgres: A
     store.close()
 
 
-def test_staged_rows_that_are_gone_are_missed(url: str) -> None:
-    """A server that does not wait for its log may lose staged rows in a crash. The epoch must not be committed without them."""
+def test_commit_fails_when_staged_rows_are_missing(url: str) -> None:
+    """A server with asynchronous commits may lose staged rows in a crash. The epoch must not be committed then."""
     store = opened(url)
     record = staged(store, 0, "a")
     with psycopg.connect(url) as db:
@@ -149,7 +149,7 @@ def test_staged_rows_that_are_gone_are_missed(url: str) -> None:
     again.close()
 
 
-def test_a_second_runner_is_refused_and_the_error_names_the_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_runner_is_refused_and_the_error_names_the_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_lock, "LOCK_S", 0.2)
     store = opened(url)
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds its lock in schema"):
@@ -161,7 +161,7 @@ def test_a_second_runner_is_refused_and_the_error_names_the_first(url: str, monk
     opened(url).close()
 
 
-def test_a_runner_that_lost_its_lock_to_another_is_fenced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_that_lost_its_lock_to_another_is_fenced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.5)
     monkeypatch.setattr(pipeline_lock, "LOCK_S", 0.2)
     first = opened(url)
@@ -175,7 +175,7 @@ def test_a_runner_that_lost_its_lock_to_another_is_fenced(url: str, monkeypatch:
     first.close()
 
 
-def test_commits_are_fenced(url: str) -> None:
+def test_commit_out_of_order_or_after_another_runner_is_fenced(url: str) -> None:
     store = opened(url)
     store.commit(staged(store, 0, "a"))
     with pytest.raises(FencedError, match="epoch 2 does not follow epoch 0"):
@@ -196,7 +196,7 @@ def test_commits_are_fenced(url: str) -> None:
         ("DROP TABLE slackwater_state_p CASCADE", "slackwater_state_p.* is missing .* restore the table"),
     ],
 )
-def test_state_that_cannot_be_used_stops_the_start_and_is_left_alone(url: str, change: str, message: str) -> None:
+def test_start_refuses_damaged_or_unsupported_state(url: str, change: str, message: str) -> None:
     store = opened(url)
     store.commit(staged(store, 0, "a"))
     store.close()
@@ -206,7 +206,7 @@ def test_state_that_cannot_be_used_stops_the_start_and_is_left_alone(url: str, c
         opened(url)
 
 
-def test_an_unreachable_server_is_one_line_without_the_password() -> None:
+def test_unreachable_server_error_is_one_line_without_password() -> None:
     store = PostgresStore("postgresql://me:hunter2@127.0.0.1:1/shop", "public", "p")
     with pytest.raises(
         StartError, match=r"^state store: Postgres at 127.0.0.1:1/shop cannot be reached \(.*\); check"
@@ -216,8 +216,8 @@ def test_an_unreachable_server_is_one_line_without_the_password() -> None:
     assert "\n" not in str(e.value)
 
 
-def test_names_that_sql_would_stumble_over(url: str) -> None:
-    """Keys have the names of columns of the store, names contain quotes and dots, and a pipeline name is too long."""
+def test_reserved_quoted_and_long_names_work_in_sql(url: str) -> None:
+    """Keys have the names of store columns, names contain quotes and dots, and the pipeline name is too long."""
     window = Window(
         kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=['kind', 'a"b', "x.y"],
         aggregations=[Aggregation(agg="count", as_="epoch"), Aggregation(agg="max", column="unit", as_='m"x')],
@@ -238,7 +238,7 @@ def test_names_that_sql_would_stumble_over(url: str) -> None:
     assert any(t.startswith("slackwater_state_ppp") for t in tables)
 
 
-def test_a_column_name_that_postgres_would_cut_is_refused(url: str) -> None:
+def test_column_name_too_long_for_postgres_is_refused(url: str) -> None:
     window = Window(
         kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"],
         aggregations=[Aggregation(agg="count", as_="n" * 70)],
@@ -247,7 +247,7 @@ def test_a_column_name_that_postgres_would_cut_is_refused(url: str) -> None:
         run_local(window, [RowsInput({"a": []})], {"user": "string"}, store=lambda: PostgresStore(url, "public", "p"))
 
 
-def test_the_checkpoint_directory_goes_with_the_process_unless_it_is_named(url: str, tmp_path: Path) -> None:
+def test_checkpoint_directory_is_deleted_on_close_unless_configured(url: str, tmp_path: Path) -> None:
     store = opened(url)
     checkpoint = store.checkpoint
     assert checkpoint.is_dir()
@@ -259,16 +259,16 @@ def test_the_checkpoint_directory_goes_with_the_process_unless_it_is_named(url: 
 
 
 def backend(url: str) -> int:
-    """Return the process of the server that runs the next statement of a worker."""
+    """Return the ID of the server process that runs the next statement of a worker."""
     with client.arrow_cursor(url) as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return int(cursor.fetchone()[0])
 
 
-def test_workers_use_their_connection_again(url: str) -> None:
+def test_workers_reuse_pooled_connections(url: str) -> None:
     assert backend(url) == backend(url)
     used = []
-    for _ in range(2):  # one connection is in use: a second one opens, then both stay in the pool
+    for _ in range(2):  # while one connection is in use, a second one opens; then both stay in the pool
         with client.arrow_cursor(url) as cursor:
             cursor.execute("SELECT pg_backend_pid()")
             used.append({int(cursor.fetchone()[0]), backend(url)})
@@ -284,7 +284,7 @@ def test_workers_use_their_connection_again(url: str) -> None:
         assert other_connections == (0,)
 
 
-def test_who_asks_many_databases_does_not_hold_a_connection_to_each(postgres: Any) -> None:
+def test_idle_connections_to_many_databases_are_limited(postgres: Any) -> None:
     client.close_idle()
     urls = [postgres.database(f"many_{n}") for n in range(8)]
     for url in urls:
@@ -304,9 +304,7 @@ def test_who_asks_many_databases_does_not_hold_a_connection_to_each(postgres: An
     client.close_idle()
 
 
-def test_a_connection_that_was_cut_or_waited_for_long_is_not_used_again(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cut_or_long_idle_connections_are_not_reused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = backend(url)
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("SELECT pg_terminate_backend(%s)", (first,))
@@ -316,7 +314,7 @@ def test_a_connection_that_was_cut_or_waited_for_long_is_not_used_again(
     assert backend(url) != second
 
 
-def test_a_statement_that_fails_leaves_no_connection_behind(url: str) -> None:
+def test_failed_statement_discards_its_connection(url: str) -> None:
     first = backend(url)
     with pytest.raises(ConnectionError, match='relation "nowhere" does not exist'), client.arrow_cursor(url) as cursor:
         cursor.execute("SELECT * FROM nowhere")

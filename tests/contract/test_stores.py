@@ -1,4 +1,4 @@
-"""The contract of a state store, run against each of them."""
+"""Contract tests of a state store, run against each store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def directory(tmp_path: Path) -> Make:
 
 @pytest.fixture(params=["files", "objects", "in_memory", "postgres"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Return a function that opens the same store each time. The in-memory store is a files store in its own directory."""
+    """Return a function that opens the same store each time. The in-memory store is a temporary files store."""
     if request.param == "files":
         return lambda: FilesStore(tmp_path, "p")
     if request.param == "objects":
@@ -62,7 +62,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class Prepared(postgres_store.PostgresStore):
-    """A store with the tables of a window, as a driver prepares them."""
+    """Postgres store that prepares the tables of a window when it opens, like a driver."""
 
     def open(self) -> Commit | None:
         commit = super().open()
@@ -72,7 +72,7 @@ class Prepared(postgres_store.PostgresStore):
         return commit
 
 
-def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
+def test_next_start_reads_the_last_commit(make: Make) -> None:
     store = make()
     assert store.open() is None
     store.commit(commit(0))
@@ -81,7 +81,7 @@ def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
     again = make()
     reopened = again.open()
     assert reopened == committed
-    (stage,) = reopened.stages  # a store in a database adds the names of its table
+    (stage,) = reopened.stages  # a store in a database adds the names of the table
     without = reopened.model_copy(update={"stages": (stage.model_copy(update={"table": None}),)})
     assert without == commit(1, watermark_us=77, panes={5: (1,)})
     again.close()
@@ -103,7 +103,7 @@ def test_a_second_runner_is_refused_and_the_error_names_the_first(make: Make) ->
 
 
 @pytest.mark.semantics("delivery")
-def test_commits_are_fenced(make: Make) -> None:
+def test_commit_that_skips_an_epoch_is_fenced(make: Make) -> None:
     """Each store refuses a commit that does not follow its last epoch."""
     store = make()
     store.open()
@@ -113,7 +113,7 @@ def test_commits_are_fenced(make: Make) -> None:
     store.close()
 
 
-def test_output_and_lists_come_back(make: Make) -> None:
+def test_output_and_lists_are_restored_after_restart(make: Make) -> None:
     store = make()
     store.open()
     frame = pl.DataFrame({"n": [1, None], "s": ["", None], "b": [b"\0", None], "__reason": ["close", "cap"]})
@@ -131,7 +131,7 @@ def test_output_and_lists_come_back(make: Make) -> None:
     again.close()
 
 
-def test_what_several_shards_staged_comes_in_their_order(make: Make) -> None:
+def test_staged_outputs_are_read_in_shard_order(make: Make) -> None:
     store = make()
     store.open()
     frames = [pl.DataFrame({"n": [shard] * 3}) for shard in range(20)]
@@ -142,10 +142,10 @@ def test_what_several_shards_staged_comes_in_their_order(make: Make) -> None:
     store.close()
 
 
-def test_of_an_object_store_staged_output_is_fetched_several_at_once(
+def test_staged_output_is_fetched_in_parallel_from_an_object_store(
     directory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One by one, the output of 256 shards would take 256 round trips in each epoch."""
+    """Sequential requests for the output of 256 shards would take 256 round trips in each epoch."""
     store, meeting = directory(), threading.Barrier(4)
     store.open()
     metas = [store.shard(shard, 8, 0, ()).write_output(pl.DataFrame({"n": [shard]})) for shard in range(8)]
@@ -157,7 +157,7 @@ def test_of_an_object_store_staged_output_is_fetched_several_at_once(
     store.close()
 
 
-def test_a_manifest_of_another_runner_is_a_fence(directory: Make) -> None:
+def test_manifest_of_another_runner_fences_the_commit(directory: Make) -> None:
     store = directory()
     store.open()
     store.commit(commit(0))
@@ -168,7 +168,7 @@ def test_a_manifest_of_another_runner_is_a_fence(directory: Make) -> None:
     store.close()
 
 
-def test_published_is_remembered(make: Make) -> None:
+def test_published_epoch_is_restored_after_restart(make: Make) -> None:
     store = make()
     store.open()
     assert store.published_epoch() == -1
@@ -181,7 +181,7 @@ def test_published_is_remembered(make: Make) -> None:
     again.close()
 
 
-def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
+def test_garbage_collection_removes_files_of_expired_epochs(directory: Make) -> None:
     store = directory()
     store.open()
     root = Path(store.root)
@@ -206,8 +206,10 @@ def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
     store.close()
 
 
-def test_what_a_runner_wrote_it_need_not_read_to_clear_away(directory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of many shards is long and eight records are kept. Reading them would be the slowest part of an epoch."""
+def test_garbage_collection_does_not_read_commits_of_the_same_runner(
+    directory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commit records of many shards are long. Reading eight retained records would be the slowest part of an epoch."""
     store = directory()
     store.open()
     for epoch in range(2):
@@ -220,7 +222,7 @@ def test_what_a_runner_wrote_it_need_not_read_to_clear_away(directory: Make, mon
     for epoch in range(2, KEPT_EPOCHS):
         again.commit(commit(epoch))
     again.collect_garbage()
-    assert read == [0, 1]  # of the previous runner
+    assert read == [0, 1]  # the commits of the previous runner
     again.commit(commit(KEPT_EPOCHS))
     again.collect_garbage()
     assert read == [0, 1]
@@ -246,7 +248,7 @@ def sealed(text: str) -> str:
         (sealed(commit(0).model_dump_json())[:-30], r"manifest .*000000000.json is damaged"),
     ],
 )
-def test_what_cannot_be_read_stops_the_start(directory: Make, content: str, message: str) -> None:
+def test_unreadable_manifest_stops_the_start(directory: Make, content: str, message: str) -> None:
     store = directory()
     store.open()
     (Path(store.root) / "manifests" / "000000000.json").write_text(content)
@@ -267,7 +269,7 @@ def test_what_cannot_be_read_stops_the_start(directory: Make, content: str, mess
         (lambda path: path.unlink(), "is missing"),
     ],
 )
-def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any, message: str) -> None:
+def test_damaged_segment_stops_the_start_and_is_named(directory: Make, damage: Any, message: str) -> None:
     store = directory()
     store.open()
     frame = pl.DataFrame({"__h": list(range(100)), "x": list(range(100))})
@@ -284,8 +286,8 @@ def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any,
         directory().open()
 
 
-def test_a_full_disk_commits_nothing_and_says_so(tmp_path: Path) -> None:
-    """A limit of a few bytes per file stands for a full disk."""
+def test_full_disk_is_reported_and_commits_nothing(tmp_path: Path) -> None:
+    """Simulate a full disk with a limit of 64 bytes per file."""
     script = f"""
 import resource, polars as pl
 from pathlib import Path
@@ -314,14 +316,14 @@ for write in (lambda: store.commit(commit(1)), lambda: write_arrow(Path(store.ro
     store.close()
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_state_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"state directory .* cannot be created .*; expected a writable directory"):
         FilesStore(tmp_path / "file", "p").open()
 
 
 class Tally(KeyedStateLayout):
-    """An operator that is not a window: it keeps one number per key for ever. No store knows this class."""
+    """Operator that is not a window and stores one number per key without expiry. No store knows this class."""
 
     pipeline = "p"
     keys = (Field("k", "string"),)
@@ -350,7 +352,7 @@ class Tally(KeyedStateLayout):
         return pl.DataFrame({**values, "k": list(seen), "seen": list(seen.values())}, schema=self.state_schema)
 
 
-def test_a_store_keeps_units_that_are_of_no_window(make: Make) -> None:
+def test_store_persists_state_of_an_operator_without_windows(make: Make) -> None:
     store, tally = make(), Tally()
     store.open()
     store.prepare(tally)

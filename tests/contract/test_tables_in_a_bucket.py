@@ -1,4 +1,4 @@
-"""Tables in an object store as sources: versions and file addresses as Spark takes them, and errors that name what is missing."""
+"""Tables in an object store as sources: file addresses that Spark can read, and errors that name a missing package."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ path = "state"
 
 
 class InBucket:
-    """A table in Delta or Iceberg format whose files are all in a bucket."""
+    """Delta or Iceberg table whose files are all in a bucket."""
 
     def __init__(self, kind: str, home: Path, s3: S3) -> None:
         self.bucket, s3_options = s3.bucket(f"t{uuid.uuid4().hex}").removesuffix("/state"), s3.options()
@@ -110,7 +110,7 @@ def planned(source: Any, offsets: LakeTableOffsets | None = None) -> tuple[list[
     return paths, offsets
 
 
-def test_versions_and_files_are_told_with_the_addresses_that_spark_takes(table: InBucket) -> None:
+def test_planned_files_have_addresses_that_spark_can_read(table: InBucket) -> None:
     days = ["a b", "ä/c%+", None]
     table.table.append([row(n, days[n % 3]) for n in range(6)])
     files, offsets = planned(table.source(max_files_per_trigger=2))
@@ -126,7 +126,7 @@ def test_versions_and_files_are_told_with_the_addresses_that_spark_takes(table: 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_a_run_without_the_connector_says_which_one_it_needs(
+def test_run_without_the_s3a_connector_names_the_missing_package(
     table: InBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The Delta target with the real library: each epoch once, rows upserted by identity, columns compared."""
+"""Delta target with the real library: epochs published once, rows upserted by identity, and columns compared."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def narrow(key: str | None, n: int) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, mode: str) -> None:
+def test_epoch_is_published_once_and_older_epochs_are_ignored(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "deep" / "table"
     table = TargetTable("p", NARROW, ("at", "key"))
     target = opened(path, table, mode)
@@ -57,7 +57,7 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, mod
 
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_an_epoch_without_rows_leaves_its_marker(tmp_path: Path, mode: str) -> None:
+def test_empty_epoch_writes_its_marker(tmp_path: Path, mode: str) -> None:
     target = opened(tmp_path, TargetTable("p", NARROW, ("at", "key")), mode)
     target.publish(7, frame(NARROW))
     assert target.last_epoch() == 7
@@ -65,7 +65,7 @@ def test_an_epoch_without_rows_leaves_its_marker(tmp_path: Path, mode: str) -> N
 
 
 @pytest.mark.parametrize("field", WIDE, ids=lambda f: f.name)
-def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
+def test_every_type_round_trips_and_works_as_a_key(tmp_path: Path, field: Field) -> None:
     fields = (field, Field("n", "bigint"))
     target = opened(tmp_path, TargetTable("p", fields, (field.name,)))
     keys = wide()[field.name]
@@ -76,7 +76,7 @@ def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
     assert sorted(content(tmp_path)["n"].to_list()) == [0, 9, 9]
 
 
-def test_all_columns_at_once_are_a_key_and_null_equals_null(tmp_path: Path) -> None:
+def test_composite_key_of_all_types_matches_null_with_null(tmp_path: Path) -> None:
     fields = (*WIDE, Field("n", "bigint"))
     target = opened(tmp_path, TargetTable("p", fields, tuple(f.name for f in WIDE)))
     for epoch in range(2):
@@ -85,7 +85,7 @@ def test_all_columns_at_once_are_a_key_and_null_equals_null(tmp_path: Path) -> N
     assert pa.schema(DeltaTable(tmp_path).schema().to_arrow()).equals(to_arrow_schema(list(fields)))
 
 
-def test_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
+def test_merge_accepts_column_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
     names = ("a.b", 'say "x"', "it's", "Two Words", "back`tick", "select")
     fields = (*(Field(name, "int") for name in names), Field("n", "bigint"))
     target = opened(tmp_path, TargetTable("p", fields, names))
@@ -94,7 +94,7 @@ def test_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
     assert content(tmp_path)["n"].to_list() == [2, 1]
 
 
-def test_a_merge_reads_only_files_that_may_hold_its_keys(tmp_path: Path) -> None:
+def test_merge_scans_only_files_that_may_contain_its_keys(tmp_path: Path) -> None:
     target = opened(tmp_path, TargetTable("p", NARROW, ("at", "key")))
     days = [AT.replace(day=day, tzinfo=dt.UTC) for day in range(1, 6)]
     for epoch, day in enumerate(days):
@@ -105,7 +105,7 @@ def test_a_merge_reads_only_files_that_may_hold_its_keys(tmp_path: Path) -> None
     assert content(tmp_path)["n"].to_list() == [0, 0, 1, 1, 0, 0]
 
 
-def test_the_marker_outlives_a_checkpoint(tmp_path: Path) -> None:
+def test_epoch_marker_survives_a_delta_checkpoint(tmp_path: Path) -> None:
     table = TargetTable("p", NARROW, ("at", "key"))
     opened(tmp_path, table).publish(5, frame(NARROW, narrow("a", 1)))
     DeltaTable(tmp_path).create_checkpoint()
@@ -113,7 +113,7 @@ def test_the_marker_outlives_a_checkpoint(tmp_path: Path) -> None:
     assert opened(tmp_path, table).last_epoch() == 5
 
 
-def test_a_table_with_its_columns_in_another_order(tmp_path: Path) -> None:
+def test_table_with_columns_in_another_order_is_accepted(tmp_path: Path) -> None:
     DeltaTable.create(tmp_path, Schema.from_arrow(to_arrow_schema(list(reversed(NARROW)))))
     for epoch, mode in enumerate(("merge", "append")):
         opened(tmp_path, TargetTable("p", NARROW, ("at", "key")), mode).publish(
@@ -122,7 +122,7 @@ def test_a_table_with_its_columns_in_another_order(tmp_path: Path) -> None:
     assert content(tmp_path)["n"].to_list() == [0, 1]
 
 
-def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_table_with_different_columns_is_refused_in_one_line(tmp_path: Path) -> None:
     existing_fields = [
         Field("at", "timestamp_ntz"),
         Field("key", "string"),
@@ -140,7 +140,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> No
     )
 
 
-def test_two_runners_at_the_same_epoch_publish_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runners_publish_the_same_epoch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = TargetTable("p", NARROW, ("at", "key"))
     late, early = opened(tmp_path, table, "append"), opened(tmp_path, table, "append")
     early.publish(0, frame(NARROW, narrow("a", 1)))
@@ -155,23 +155,23 @@ def test_two_runners_at_the_same_epoch_publish_it_once(tmp_path: Path, monkeypat
     assert content(tmp_path).height == 1
 
 
-def test_a_place_that_cannot_hold_a_table(tmp_path: Path) -> None:
+def test_path_that_cannot_hold_a_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match=r"Delta table .* cannot be opened \(.*\); expected"):
         opened(tmp_path / "file" / "table", TargetTable("p", NARROW, ("at",)))
 
 
-def test_names_that_differ_only_in_case(tmp_path: Path) -> None:
+def test_column_names_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"Duplicate field name"):
         opened(tmp_path, TargetTable("p", (Field("a", "int"), Field("A", "int")), ("a",)))
 
 
-def test_merge_needs_an_identity() -> None:
+def test_merge_without_an_identity_is_refused() -> None:
     with pytest.raises(StartError, match='use mode = "append"'):
         DeltaTarget("t", "merge", TargetTable("p", NARROW, None))
 
 
-def test_secrets_are_not_shown(tmp_path: Path) -> None:
+def test_secrets_are_masked_in_error_messages(tmp_path: Path) -> None:
     options = {"aws_secret_access_key": "hush"}
     target = DeltaTarget(str(tmp_path / "hush" / "t"), "append", TargetTable("p", NARROW, None), options)
     assert target._reason(OSError("bad hush")) == "bad ***"

@@ -1,4 +1,4 @@
-"""The Iceberg target on real catalogs, SQL and REST: each epoch once whatever happens to answers, rows upserted by identity."""
+"""Iceberg target on SQL and REST catalogs: epochs are published once despite faults, and rows are upserted by key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> IcebergLake:
 
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_an_epoch_is_published_once_and_an_older_one_ignored(lake: IcebergLake, mode: str) -> None:
+def test_epoch_is_published_once_and_older_epoch_is_ignored(lake: IcebergLake, mode: str) -> None:
     target = open_(lake, mode=mode)
     assert target.last_epoch() == -1
     target.publish(3, frame(NARROW, narrow("a", 1)))
@@ -72,14 +72,14 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(lake: IcebergLake, 
 
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_an_epoch_without_rows_leaves_its_marker_and_no_snapshot(lake: IcebergLake, mode: str) -> None:
+def test_empty_epoch_writes_marker_without_snapshot(lake: IcebergLake, mode: str) -> None:
     target = open_(lake, mode=mode)
     target.publish(7, frame(NARROW))
     assert open_(lake, mode=mode).last_epoch() == 7
     assert lake.content().is_empty() and lake.snapshots() == 0
 
 
-def test_superseded_rows_go_and_others_stay(lake: IcebergLake, caplog: pytest.LogCaptureFixture) -> None:
+def test_superseded_rows_are_deleted_and_other_rows_remain(lake: IcebergLake, caplog: pytest.LogCaptureFixture) -> None:
     target = open_(lake)
     target.publish(0, frame(NARROW, *(narrow(key, 0, day) for day in (1, 2, 3) for key in ("a", "b", None))))
     gone = frame(NARROW[:2], narrow(None, 0, 2)[:2], narrow("never", 0, 3)[:2])
@@ -100,7 +100,7 @@ def test_superseded_rows_go_and_others_stay(lake: IcebergLake, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("field", WIDE, ids=lambda f: f.name)
-def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
+def test_every_type_round_trips_and_works_as_key(tmp_path: Path, field: Field) -> None:
     lake, fields = open_sql_catalog(tmp_path), (field, Field("n", "bigint"))
     target = open_(lake, TargetTable("p", fields, (field.name,)), day_of=None)
     keys = wide()[field.name]
@@ -112,7 +112,7 @@ def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
     assert sorted(rows["n"]) == [1, 9, 9]
 
 
-def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: IcebergLake) -> None:
+def test_key_of_all_columns_treats_nulls_as_equal(lake: IcebergLake) -> None:
     fields = (*WIDE, Field("n", "bigint"))
     target = open_(lake, TargetTable("p", fields, tuple(f.name for f in WIDE)), day_of="timestamp")
     for epoch in range(2):
@@ -122,7 +122,7 @@ def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: IcebergLake) -
     assert len(list(lake.table().scan().plan_files())) == 3, "one for each day, and one for none"
 
 
-def test_nested_values_and_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
+def test_nested_values_and_special_column_names_round_trip(tmp_path: Path) -> None:
     lake = open_sql_catalog(tmp_path)
     names = ("a.b", 'say "x"', "it's", "Two Words", "back`tick", "select")
     nested = (
@@ -160,8 +160,8 @@ NESTED = (
 
 @pytest.mark.parametrize("kind", NESTED)
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
-    """NULL lists and maps, also of structs, which PyIceberg writes and reads as empty ones, also in a rewritten file."""
+def test_null_list_or_map_is_distinguished_from_empty_one(tmp_path: Path, kind: str, mode: str) -> None:
+    """Keep NULL lists and maps, also in a rewritten file. PyIceberg itself writes and reads them as empty."""
     fields = (Field("k", "int"), Field("v", kind))
     entry: Any = {"key": "x", "value": {"a": 1} if "struct" in kind else 1} if kind.startswith("map") else 1
     entry = {"a": 1} if kind == NESTED[0] else entry
@@ -181,7 +181,7 @@ def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
     assert sorted(map(repr, lake.duck("v IS NULL"))) == sorted(map(repr, zip(rest["v"].is_null())))
 
 
-def test_rows_are_partitioned_by_their_day_also_before_1970(lake: IcebergLake) -> None:
+def test_rows_are_partitioned_by_day_including_days_before_1970(lake: IcebergLake) -> None:
     fields = (*NARROW, Field("at_day", "string"))
     target = open_(lake, TargetTable("p", fields, ("at", "key")))
     days = [
@@ -196,7 +196,7 @@ def test_rows_are_partitioned_by_their_day_also_before_1970(lake: IcebergLake) -
     assert sorted(lake.content()["n"]) == [0, 0, 0, 1]
 
 
-def test_the_marker_outlives_all_snapshots_but_one(lake: IcebergLake) -> None:
+def test_marker_survives_expiration_of_older_snapshots(lake: IcebergLake) -> None:
     target = open_(lake, mode="append")
     for epoch in range(5):
         target.publish(epoch, frame(NARROW, narrow("a", epoch)))
@@ -209,7 +209,7 @@ def test_the_marker_outlives_all_snapshots_but_one(lake: IcebergLake) -> None:
     assert lake.content().sort("n")["n"].to_list() == list(range(6))
 
 
-def test_the_marker_of_another_state_does_not_count_and_its_rows_are_told(lake: IcebergLake) -> None:
+def test_marker_of_another_state_is_ignored_and_existing_rows_are_reported(lake: IcebergLake) -> None:
     old = open_(lake, TargetTable("p", NARROW, None, "old"), "append")
     assert old.describe_previous_output() is None
     old.publish(5, frame(NARROW, narrow("a", 5)))
@@ -222,7 +222,7 @@ def test_the_marker_of_another_state_does_not_count_and_its_rows_are_told(lake: 
     assert sorted(lake.content()["n"]) == [0, 5], "an epoch of the old state stays done"
 
 
-def test_a_table_with_other_columns_is_refused_in_one_line(lake: IcebergLake) -> None:
+def test_table_with_different_columns_is_refused_in_one_line(lake: IcebergLake) -> None:
     catalog = lake.tables().catalog
     catalog.create_namespace(lake.name.partition(".")[0])
     columns = [("at", LongType(), False), ("key", StringType(), True), ("extra", TimestamptzType(), False)]
@@ -240,7 +240,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(lake: IcebergLake) ->
     )
 
 
-def test_a_table_that_is_there_keeps_the_order_of_its_columns_and_its_partitions(lake: IcebergLake) -> None:
+def test_existing_table_keeps_column_order_and_partitioning(lake: IcebergLake) -> None:
     lake.tables().create(lake.name, tuple(reversed(NARROW)), None)
     for epoch, mode in enumerate(("merge", "append")):
         open_(lake, mode=mode).publish(epoch, frame(NARROW, narrow("a", epoch)))
@@ -249,8 +249,8 @@ def test_a_table_that_is_there_keeps_the_order_of_its_columns_and_its_partitions
 
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_a_runner_that_was_replaced_changes_nothing(lake: IcebergLake, mode: str) -> None:
-    """The runner has an old version of the table, and its commit is refused, also one without rows, which would set the marker back."""
+def test_stale_runner_does_not_change_rows_or_marker(lake: IcebergLake, mode: str) -> None:
+    """The table refuses commits of a runner with an old version, also an empty one, which would reset the marker."""
     stale = open_(lake, mode=mode)
     for epoch in range(3):
         open_(lake, mode=mode).publish(epoch, frame(NARROW, narrow(f"k{epoch}", epoch)))
@@ -262,8 +262,8 @@ def test_a_runner_that_was_replaced_changes_nothing(lake: IcebergLake, mode: str
     assert lake.content().sort("n")["n"].to_list() == [0, 1, 2, 3]
 
 
-def test_a_marker_that_comes_late_is_refused(lake: IcebergLake) -> None:
-    """The request is delayed on the network while the runner repeats it and goes on."""
+def test_delayed_marker_commit_is_refused(lake: IcebergLake) -> None:
+    """The network delays a request while the runner retries the commit and continues."""
     target = open_(lake, mode="append")
     target.publish(0, frame(NARROW, narrow("a", 0)))
     requests = caught(target)
@@ -276,7 +276,7 @@ def test_a_marker_that_comes_late_is_refused(lake: IcebergLake) -> None:
 
 
 def caught(target: IcebergTarget) -> list[tuple[Any, Any]]:
-    """Record the requests to the catalog."""
+    """Record the commit requests to the catalog."""
     requests: list[tuple[Any, Any]] = []
     catalog: Any = target._tables.catalog
     real = catalog.commit_table
@@ -289,8 +289,10 @@ def caught(target: IcebergTarget) -> list[tuple[Any, Any]]:
     return requests
 
 
-def test_another_writer_between_is_no_reason_to_stop(lake: IcebergLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance and other pipelines commit, too. The epoch is then rebuilt on the new version."""
+def test_epoch_is_rebuilt_after_concurrent_commit_of_another_writer(
+    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maintenance and other pipelines also commit. The target then rebuilds the epoch on the new version."""
     target = open_(lake)
     target.publish(0, frame(NARROW, narrow("a", 0), narrow("b", 0)))
     real, times = IcebergTarget._commit_once, []
@@ -308,7 +310,7 @@ def test_another_writer_between_is_no_reason_to_stop(lake: IcebergLake, monkeypa
     assert sorted(r[1:] for r in lake.content().rows()) == [("a", 1), ("b", 3)]
 
 
-# -- lost answers, duplicate requests ----------------------------------------------------------------------------------
+# -- lost answers and duplicate requests -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -333,7 +335,7 @@ def judge_commits(fault: Fault, every: int = 1, first: int = 10**9) -> Callable[
 
 @pytest.mark.parametrize("mode", select_cases(["merge", "append"]))
 @pytest.mark.parametrize("fault", ["lost", "twice", "dropped", "503", "slow"])
-def test_faults_on_the_way_to_the_catalog_change_nothing(
+def test_catalog_faults_neither_lose_nor_duplicate_rows(
     door: FaultyProxy, rest_catalog: RestCatalog, fault: Fault, mode: str
 ) -> None:
     lake = IcebergLake("rest", rest_catalog.options())
@@ -351,8 +353,8 @@ def test_faults_on_the_way_to_the_catalog_change_nothing(
     assert sorted(r[1:] for r in lake.duck()) == expected
 
 
-def test_the_answers_to_what_makes_a_table_are_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
-    """The namespace, then the table: each exists when its creation is repeated."""
+def test_table_creation_resumes_after_lost_answers(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
+    """Lose the answer to the creation of the namespace, then of the table. Both exist at the next start."""
     lake = IcebergLake("rest", rest_catalog.options())
     door.judge = lambda method, path: "lost" if method == "POST" and not is_commit(method, path) else ""
     for _ in range(2):
@@ -367,7 +369,9 @@ def test_the_answers_to_what_makes_a_table_are_lost(door: FaultyProxy, rest_cata
     assert lake.content().sort("n")["n"].to_list() == [0]
 
 
-def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
+def test_unreachable_catalog_is_reported_and_epoch_is_published_later(
+    door: FaultyProxy, rest_catalog: RestCatalog
+) -> None:
     lake = IcebergLake("rest", rest_catalog.options())
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
     door.judge = lambda method, path: "lost" if is_commit(method, path) else "dropped"
@@ -382,7 +386,7 @@ def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: FaultyProxy, r
     assert lake.content().sort("n")["n"].to_list() == [0], "the first commit was taken, and its answer lost"
 
 
-def test_a_start_asks_again_where_an_answer_is_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
+def test_start_retries_requests_whose_answer_is_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
     lake = IcebergLake("rest", rest_catalog.options())
     open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
     tables, faults = lake.tables(**rest_catalog.options(door.port)), list[Fault](["dropped", "lost"])
@@ -393,8 +397,8 @@ def test_a_start_asks_again_where_an_answer_is_lost(door: FaultyProxy, rest_cata
     assert not faults and target.last_epoch() == 0
 
 
-def test_the_last_try_is_taken_too(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
-    """Refused five times and then asked twice, which is an error again: the table knows that it was taken."""
+def test_commit_accepted_at_last_retry_is_recognized(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
+    """The catalog refuses five requests and receives the sixth twice. The table shows that the sixth was accepted."""
     lake = IcebergLake("rest", rest_catalog.options())
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
     faults: list[Fault] = ["503", "503", "503", "503", "503", "twice"]
@@ -403,10 +407,8 @@ def test_the_last_try_is_taken_too(door: FaultyProxy, rest_catalog: RestCatalog)
     assert not faults and lake.content()["n"].to_list() == [0]
 
 
-def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
-    door: FaultyProxy, rest_catalog: RestCatalog
-) -> None:
-    """Why Slackwater does not use the commit of PyIceberg: without retries the table would be lost."""
+def test_pyiceberg_commit_deletes_files_of_accepted_commit(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
+    """Show why Slackwater does not use the commit of PyIceberg: without retries, it breaks the table."""
     lake = IcebergLake("rest", rest_catalog.options())
     open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
     table = lake.tables(**rest_catalog.options(door.port)).load(lake.name)
@@ -419,8 +421,8 @@ def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
         lake.content()
 
 
-def test_two_runners_at_once_publish_each_epoch_once(lake: IcebergLake) -> None:
-    """Two threads stand for two processes, each with its own catalog and tables."""
+def test_two_concurrent_runners_publish_each_epoch_once(lake: IcebergLake) -> None:
+    """Two threads represent two processes, each with a separate catalog and tables."""
     open_(lake, mode="append")
     start, failed = threading.Barrier(2), []
 
@@ -447,12 +449,12 @@ def test_two_runners_at_once_publish_each_epoch_once(lake: IcebergLake) -> None:
 # -- invalid requests ----------------------------------------------------------------------------------------------------
 
 
-def test_merge_needs_an_identity() -> None:
+def test_merge_mode_requires_row_identity() -> None:
     with pytest.raises(StartError, match='use mode = "append"'):
         IcebergTarget(IcebergTables("sql", "default", {}), "n.t", "merge", TargetTable("p", NARROW, None))
 
 
-def test_a_catalog_that_cannot_be_reached_says_so_without_its_secret(tmp_path: Path) -> None:
+def test_unreachable_catalog_is_reported_without_secrets(tmp_path: Path) -> None:
     from slackwater.config.connection import IcebergConnection
 
     uri = f"postgresql+psycopg://me:hush-hush-hush@127.0.0.1:1/{tmp_path.name}"
@@ -467,7 +469,7 @@ def test_a_catalog_that_cannot_be_reached_says_so_without_its_secret(tmp_path: P
     assert "hush-hush" not in repr(connection) and "hidden" not in repr(connection)
 
 
-def test_a_row_that_the_table_cannot_hold_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_of_wrong_type_is_refused_without_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = open_sql_catalog(tmp_path)
     target = open_(lake, mode="append")
     monkeypatch.setattr("time.sleep", lambda s: pytest.fail("nobody waits for this to become better"))
@@ -476,7 +478,7 @@ def test_a_row_that_the_table_cannot_hold_is_said_at_once(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("epochs", select_cases([12, 110]))
-def test_many_epochs_keep_few_manifests_and_few_versions_of_the_metadata(
+def test_manifest_and_metadata_file_counts_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
 ) -> None:
     lake = open_sql_catalog(tmp_path)

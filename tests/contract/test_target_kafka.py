@@ -1,4 +1,4 @@
-"""The Kafka target on a real broker: the promised messages, each epoch once although processes die, one runner only."""
+"""Kafka target on a real broker: encoded messages, each epoch once although processes are killed, and one runner."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ target.publish({epoch}, pl.DataFrame({{"key": ["k1", "k2"], "n": [1, 2]}}))
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
-def test_json_of_every_type() -> None:
+def test_every_type_is_encoded_as_json() -> None:
     full, empty = json_objects(wide())
     assert json.loads(full) == {f.name: expected for f, (_, expected) in zip(FIELDS, WIDE.values(), strict=True)}
     assert json.loads(empty) == dict.fromkeys(f.name for f in FIELDS)
 
 
-def test_json_of_floats_names_and_nothing() -> None:
+def test_json_encodes_special_floats_quoted_names_and_empty_frames() -> None:
     frame = pl.DataFrame({'a "b"}': [float("nan"), INF, -INF, 0.1, None]})
     expected = [b'{"a \\"b\\"}":' + v + b"}" for v in (b'"NaN"', b'"Infinity"', b'"-Infinity"', b"0.1", b"null")]
     assert json_objects(frame) == expected
@@ -123,7 +123,7 @@ def test_json_of_floats_names_and_nothing() -> None:
 
 
 @pytest.mark.parametrize("schema_id", [None, 258])
-def test_avro_of_every_type(schema_id: int | None) -> None:
+def test_every_type_is_encoded_as_avro(schema_id: int | None) -> None:
     table = TargetTable("p", FIELDS, ("int", "string"))
     (key, full, _), (_, empty, _) = KafkaMessageEncoder(table, "avro", schema_id=schema_id).messages(wide())
     assert json.loads(key or b"") == {"int": -(2**31), "string": WIDE["string"][1]}
@@ -133,12 +133,12 @@ def test_avro_of_every_type(schema_id: int | None) -> None:
     assert read == wide().to_dicts()
 
 
-def test_avro_refuses_names_it_cannot_hold() -> None:
+def test_avro_refuses_invalid_column_names() -> None:
     with pytest.raises(StartError, match=r"Avro does not allow the column name .a b.; .* rename the column"):
         KafkaMessageEncoder(TargetTable("p", (Field("a b", "int"),), None), "avro")
 
 
-def test_keys_are_the_identity_the_columns_given_or_none() -> None:
+def test_message_key_is_built_from_identity_or_key_columns() -> None:
     table = TargetTable("p", NARROW, ("key",))
     assert [k for k, *_ in KafkaMessageEncoder(table).messages(narrow(1))] == [b'{"key":"k1"}']
     assert [k for k, *_ in KafkaMessageEncoder(table, key_columns=["n", "key"]).messages(narrow(1))] == [
@@ -166,7 +166,7 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(kafka: Any, topic: 
     again.close()
 
 
-def test_killed_before_the_commit_the_epoch_is_published_again_and_seen_once(kafka: Any, topic: str) -> None:
+def test_epoch_is_published_again_after_a_kill_before_the_commit(kafka: Any, topic: str) -> None:
     dies(kafka, topic, 0, "before")
     target = opened(kafka, topic)
     assert target.last_epoch() == -1
@@ -175,7 +175,7 @@ def test_killed_before_the_commit_the_epoch_is_published_again_and_seen_once(kaf
     assert numbers(kafka, topic) == [1, 2]
 
 
-def test_killed_after_the_commit_the_epoch_is_ignored(kafka: Any, topic: str) -> None:
+def test_epoch_is_not_published_again_after_a_kill_after_the_commit(kafka: Any, topic: str) -> None:
     dies(kafka, topic, 0, "after")
     target = opened(kafka, topic)
     assert target.last_epoch() == 0
@@ -197,7 +197,7 @@ def test_a_second_runner_fences_the_first(kafka: Any, topic: str) -> None:
     assert numbers(kafka, topic) == [1, 2]
 
 
-def test_a_runner_is_fenced_amid_many_rows(kafka: Any, topic: str) -> None:
+def test_runner_is_fenced_while_publishing_many_rows(kafka: Any, topic: str) -> None:
     first = opened(kafka, topic)
     second = opened(kafka, topic)
     with pytest.raises(FencedError):
@@ -207,7 +207,7 @@ def test_a_runner_is_fenced_amid_many_rows(kafka: Any, topic: str) -> None:
     assert numbers(kafka, topic) == [2]
 
 
-def test_the_marker_is_found_behind_an_open_transaction_of_another_writer(kafka: Any, topic: str) -> None:
+def test_last_epoch_is_read_after_an_open_transaction_of_another_writer(kafka: Any, topic: str) -> None:
     target = opened(kafka, topic)
     settings = {"bootstrap.servers": kafka.address, "transactional.id": f"other-{topic}", "log_level": 0}
     other = Producer(settings)
@@ -230,7 +230,7 @@ def test_the_marker_is_found_behind_an_open_transaction_of_another_writer(kafka:
     soon.join()
 
 
-def test_an_unknown_outcome_is_found_out_by_opening_again(kafka: Any, topic: str, monkeypatch: Any) -> None:
+def test_unknown_commit_outcome_is_resolved_by_reopening(kafka: Any, topic: str, monkeypatch: Any) -> None:
     class Unsure(Producer):
         def commit_transaction(self, timeout: float = 1) -> None:
             super().commit_transaction(timeout)
@@ -254,7 +254,7 @@ def test_an_unknown_outcome_is_found_out_by_opening_again(kafka: Any, topic: str
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_a_row_too_large_leaves_nothing_of_its_epoch(kafka: Any, topic: str, delivery: str) -> None:
+def test_too_large_row_publishes_nothing_of_the_epoch(kafka: Any, topic: str, delivery: str) -> None:
     rows = narrow(1).with_columns(key=pl.lit("x" * 2_000_000))
     target = opened(kafka, topic, delivery)
     with pytest.raises(PublishError, match=r"did not accept epoch 0 \(.*large.*\)"):
@@ -266,10 +266,10 @@ def test_a_row_too_large_leaves_nothing_of_its_epoch(kafka: Any, topic: str, del
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_brokers_out_of_reach(delivery: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_brokers_are_reported_without_secrets(delivery: str, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     config = {"bootstrap.servers": f"127.0.0.1:{port}", "sasl.password": "hush"}
-    with pytest.raises(StartError) as caught:  # the time limit of the test would end an endless wait
+    with pytest.raises(StartError) as caught:  # an endless wait would exceed the time limit of the test
         KafkaTarget(config, "t", TargetTable("p", NARROW, None), "json", delivery, timeout=2).open()
     assert f"Kafka at 127.0.0.1:{port} cannot be used" in str(caught.value)
     assert "Connection refused" in str(caught.value)
@@ -278,7 +278,9 @@ def test_brokers_out_of_reach(delivery: str, capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-def test_a_broker_lost_while_running(kafka: Any, topic: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_epoch_is_published_after_a_lost_broker_returns(
+    kafka: Any, topic: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     target = opened(kafka, topic, "at_least_once", timeout=2)
     kafka.kill()
     try:
@@ -292,7 +294,7 @@ def test_a_broker_lost_while_running(kafka: Any, topic: str, capfd: pytest.Captu
     assert numbers(kafka, topic) == [1]
 
 
-def test_a_missing_topic_is_named_and_created_only_if_asked(kafka: Any) -> None:
+def test_missing_topic_is_reported_or_created_on_request(kafka: Any) -> None:
     name = f"absent-{uuid.uuid4().hex[:8]}"
     with pytest.raises(
         StartError, match=rf'topic "{name}" does not exist on .*--create --topic {name} .*remove create'
@@ -304,15 +306,15 @@ def test_a_missing_topic_is_named_and_created_only_if_asked(kafka: Any) -> None:
     assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
 
 
-def test_settings_that_are_wrong_do_not_show_secrets(kafka: Any) -> None:
+def test_invalid_setting_is_reported_without_secrets(kafka: Any) -> None:
     config = {"bootstrap.servers": kafka.address, "sasl.password": "hush", "socket.timeout.ms": "hush"}
     with pytest.raises(StartError) as caught:
         KafkaTarget(config, "t", TargetTable("p", NARROW, None)).open()
     assert "socket.timeout.ms" in str(caught.value) and "hush" not in str(caught.value)
 
 
-def test_check_says_what_a_start_creates_and_who_may_not(kafka: Any, tmp_path: Path) -> None:
-    """Results and dead letters, without Spark. With `create = false`, both `check` and a start refuse a missing topic."""
+def test_check_reports_topics_that_a_start_will_create(kafka: Any, tmp_path: Path) -> None:
+    """Check topics of results and dead letters without Spark. With `create = false`, a missing topic is refused."""
     name = f"made-{uuid.uuid4().hex[:8]}"
     content = f"""name = "c"
 [connections.lake]

@@ -1,4 +1,4 @@
-"""The Postgres target on a real server: each epoch once, upserts with NULL and NaN keys, existing tables."""
+"""Test the Postgres target on a real server: exactly-once epochs, upserts with NULL and NaN keys, existing tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def content(url: str, query: str = "SELECT key, f::text, n FROM out ORDER BY n")
         return db.execute(query).fetchall()
 
 
-def test_an_epoch_is_taken_once_and_an_older_one_ignored(url: str) -> None:
+def test_repeated_and_older_epochs_are_ignored(url: str) -> None:
     target = opened(url)
     target.publish(3, frame(row(1)))
     target.publish(3, frame(row(2)))
@@ -66,7 +66,7 @@ def test_an_epoch_is_taken_once_and_an_older_one_ignored(url: str) -> None:
     again.close()
 
 
-def test_null_and_nan_keys_are_upserted_and_all_types_come_back(url: str) -> None:
+def test_null_and_nan_keys_are_upserted_and_all_types_round_trip(url: str) -> None:
     target = opened(url)
     target.publish(0, frame(row(1), row(2, "a", float("nan")), row(3, "", 0.5)))
     target.publish(1, frame(row(4), row(5, "a", float("nan")), row(6, "", 0.5)))
@@ -78,7 +78,7 @@ def test_null_and_nan_keys_are_upserted_and_all_types_come_back(url: str) -> Non
     target.close()
 
 
-def test_strings_that_a_copy_could_trip_over(url: str) -> None:
+def test_strings_with_special_characters_of_copy_round_trip(url: str) -> None:
     target = opened(url)
     keys = ["", "\\N", 'a"b', "a,b", "a\nb", "\\x00", "NULL", "ü😀", None]
     target.publish(0, frame(*(row(n, key) for n, key in enumerate(keys))))
@@ -86,7 +86,7 @@ def test_strings_that_a_copy_could_trip_over(url: str) -> None:
     target.close()
 
 
-def test_an_existing_table_is_compared_column_by_column(url: str) -> None:
+def test_existing_table_with_wrong_columns_is_refused_naming_each_column(url: str) -> None:
     with psycopg.connect(url) as db:
         db.execute('CREATE TABLE out (window_start timestamptz, key text, n integer, other int NOT NULL, "raw" text)')
     with pytest.raises(StartError) as error:
@@ -100,7 +100,7 @@ def test_an_existing_table_is_compared_column_by_column(url: str) -> None:
     assert PostgresTarget(url, "public.out", TABLE).problems()
 
 
-def test_an_existing_table_needs_a_unique_key(url: str) -> None:
+def test_existing_table_needs_a_unique_index_on_the_key(url: str) -> None:
     small = TargetTable("p", (Field("window_start", "timestamp"), Field("key", "string")), ("key", "window_start"))
     with psycopg.connect(url) as db:
         db.execute("CREATE TABLE out (window_start timestamptz, key varchar, more int, UNIQUE (window_start, key))")
@@ -113,7 +113,7 @@ def test_an_existing_table_needs_a_unique_key(url: str) -> None:
     opened(url, target_table=small).close()
 
 
-def test_names_are_quoted_and_schemas_created(url: str) -> None:
+def test_names_are_quoted_and_missing_schemas_are_created(url: str) -> None:
     odd = TargetTable("p", (Field('a"b; DROP', "string"), Field("SELECT", "bigint")), ('a"b; DROP',))
     target = opened(url, 'My Schema.t"x', odd)
     target.publish(0, pl.DataFrame({'a"b; DROP': ["k"], "SELECT": [1]}))
@@ -122,7 +122,7 @@ def test_names_are_quoted_and_schemas_created(url: str) -> None:
     target.close()
 
 
-def test_without_identity_rows_are_only_added(url: str) -> None:
+def test_table_without_identity_only_appends_rows(url: str) -> None:
     letters = TargetTable("p-letters", (Field("n", "bigint"),), None)
     target = opened(url, "letters", letters)
     target.publish(0, pl.DataFrame({"n": [1, 1]}))
@@ -132,7 +132,7 @@ def test_without_identity_rows_are_only_added(url: str) -> None:
     target.close()
 
 
-def test_a_value_that_postgres_refuses_is_a_publish_error(url: str) -> None:
+def test_value_refused_by_postgres_raises_publish_error(url: str) -> None:
     target = opened(url)
     with pytest.raises(
         PublishError, match=r"did not accept epoch 0 .*; the epoch is committed and will be published at the next start"
@@ -143,7 +143,7 @@ def test_a_value_that_postgres_refuses_is_a_publish_error(url: str) -> None:
     target.close()
 
 
-def test_a_cut_connection_is_opened_again_for_the_next_epoch(url: str) -> None:
+def test_lost_connection_is_reopened_at_the_next_publish(url: str) -> None:
     target = opened(url)
     assert target._connection is not None
     with psycopg.connect(url, autocommit=True) as db:
@@ -155,14 +155,14 @@ def test_a_cut_connection_is_opened_again_for_the_next_epoch(url: str) -> None:
     target.close()
 
 
-def test_the_password_is_in_no_message(url: str) -> None:
+def test_password_is_hidden_in_errors_and_description(url: str) -> None:
     with pytest.raises(StartError) as error:
         PostgresTarget("postgresql://me:hunter2@127.0.0.1:1/shop", "out", TABLE).open()
     assert "hunter2" not in str(error.value)
     assert "hunter2" not in PostgresTarget("postgresql://me:hunter2@127.0.0.1:1/shop", "out", TABLE).description
 
 
-def test_a_state_that_was_started_over_is_taken(url: str) -> None:
+def test_epochs_of_a_new_state_are_accepted_after_a_reset(url: str) -> None:
     first = opened(url, target_table=TargetTable("p", FIELDS, TABLE.identity, "first"))
     first.publish(500, frame(row(1)))
     first.close()
@@ -176,14 +176,14 @@ def test_a_state_that_was_started_over_is_taken(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["postgressql://me:hunter2@host/db", "postgresql://me:p/hunter2@host/db", "postgresql://me:hun@ter2@host/db"]
 )
-def test_a_url_that_is_not_one_is_not_printed(url: str) -> None:
+def test_invalid_url_is_refused_without_printing_the_url(url: str) -> None:
     with pytest.raises(StartError, match="the url is not valid; expected postgresql://user:password@host") as error:
         PostgresTarget(url, "out", TABLE).open()
     assert "hun" not in str(error.value) + PostgresTarget(url, "out", TABLE).description
 
 
 def recreate(url: str, table: str) -> None:
-    """Replace a table by another one with the same rows."""
+    """Replace a table with another table that has the same rows."""
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(f"CREATE TABLE other (LIKE {table} INCLUDING ALL)")
         db.execute(f"INSERT INTO other SELECT * FROM {table}")
@@ -191,7 +191,7 @@ def recreate(url: str, table: str) -> None:
         db.execute(f"ALTER TABLE other RENAME TO {table}")
 
 
-def test_the_marker_of_a_table_that_was_created_again_does_not_count(url: str) -> None:
+def test_marker_of_a_recreated_table_is_ignored(url: str) -> None:
     target = opened(url)
     target.publish(3, frame(row(1)))
     assert target.read_marker("").epoch == 3  # type: ignore[union-attr]
@@ -206,8 +206,8 @@ def test_the_marker_of_a_table_that_was_created_again_does_not_count(url: str) -
     target.close()
 
 
-def test_the_markers_of_a_restored_database_count(url: str) -> None:
-    """All tables have other oids in a restored database."""
+def test_markers_of_a_restored_database_are_accepted(url: str) -> None:
+    """Restoring a database gives a new OID to each table."""
     target = opened(url)
     target.publish(3, frame(row(1)))
     recreate(url, "out")
@@ -216,7 +216,7 @@ def test_the_markers_of_a_restored_database_count(url: str) -> None:
     target.close()
 
 
-def test_markers_of_an_earlier_version_count(url: str) -> None:
+def test_markers_written_by_an_earlier_version_are_accepted(url: str) -> None:
     target = opened(url)
     target.publish(3, frame(row(1)))
     with psycopg.connect(url, autocommit=True) as db:

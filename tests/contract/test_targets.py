@@ -1,4 +1,4 @@
-"""The contract of a target: each epoch once, complete, and never an older one."""
+"""Contract tests of a target: it publishes each epoch once and completely, and never an older epoch."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_text_formats_write_times_as_iso_and_bytes_as_hexadecimal(tmp_path: Path
     )
 
 
-def test_a_directory_that_does_not_take_it(tmp_path: Path) -> None:
+def test_unwritable_directory_is_reported_with_the_epoch(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PublishError, match=r"did not accept epoch 0 .* and will be published at the next start"):
         FilesTarget(tmp_path / "file", "csv", TABLE).publish(0, rows(1))
 
 
-def test_the_console_shows_rows_and_says_that_it_is_at_least_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_shows_rows_and_guarantees_at_least_once(capsys: pytest.CaptureFixture[str]) -> None:
     ConsoleTarget().publish(7, rows(5))
     assert "epoch 7: 1 row\n" in capsys.readouterr().out
     assert ConsoleTarget.guarantee == "at least once"
@@ -89,9 +89,7 @@ def in_bucket(url: str, form: str = "parquet", table: TargetTable = TABLE) -> Fi
 
 
 @pytest.mark.parametrize("form", ["parquet", "json", "csv"])
-def test_a_bucket_takes_an_epoch_once_and_gives_back_what_a_directory_has(
-    bucket: str, tmp_path: Path, form: str
-) -> None:
+def test_bucket_publishes_an_epoch_once_with_the_files_of_a_directory(bucket: str, tmp_path: Path, form: str) -> None:
     for epoch in (3, 3, 2, 4):
         in_bucket(bucket, form).publish(epoch, rows(epoch))
         FilesTarget(tmp_path / "d", form, TABLE).publish(epoch, rows(epoch))
@@ -106,7 +104,7 @@ def test_a_bucket_takes_an_epoch_once_and_gives_back_what_a_directory_has(
     assert not again.client.requests["get"], "what was fetched is kept"
 
 
-def test_a_runner_that_was_replaced_changes_nothing_in_a_bucket(bucket: str) -> None:
+def test_replaced_runner_cannot_publish_to_a_bucket(bucket: str) -> None:
     stale = in_bucket(bucket)
     stale.publish(0, rows(0))
     for epoch in (1, 2):
@@ -118,7 +116,7 @@ def test_a_runner_that_was_replaced_changes_nothing_in_a_bucket(bucket: str) -> 
     assert in_bucket(bucket).last_epoch() == 2
 
 
-def test_what_a_former_state_left_in_a_bucket_is_told_and_put_aside(bucket: str) -> None:
+def test_bucket_output_of_a_previous_state_is_described_and_moved(bucket: str) -> None:
     in_bucket(bucket, table=TargetTable("p", tuple(FIELDS), None, "aaaaaaaaaa")).publish(5, rows(1))
     new = in_bucket(bucket, table=TargetTable("p", tuple(FIELDS), None, "bbbbbbbbbb"))
     assert new.describe_previous_output() == f'1 file of another state of "p" in "{bucket}", up to epoch 5'
@@ -130,7 +128,7 @@ def test_what_a_former_state_left_in_a_bucket_is_told_and_put_aside(bucket: str)
 
 
 @pytest.mark.parametrize("fault", ["503", "dropped", "lost", "slow"])
-def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault: Fault) -> None:
+def test_request_faults_do_not_change_the_epochs_in_a_bucket(bucket: str, s3: S3, fault: Fault) -> None:
     with FaultyProxy.in_front_of(s3.port) as door:
         count = [0]
 
@@ -147,13 +145,13 @@ def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault
     assert frame["n"].to_list() == list(range(6))
 
 
-def test_a_bucket_that_is_not_there_says_so_and_the_epoch_waits(bucket: str, s3: S3) -> None:
+def test_missing_bucket_is_reported_and_the_epoch_stays_pending(bucket: str, s3: S3) -> None:
     message = r'target s3://no-such-bucket/out: there is no bucket "no-such-bucket".*; epoch 0 is committed and will be published at the next start'
     with pytest.raises(PublishError, match=message):
         in_bucket("s3://no-such-bucket/out").publish(0, rows(0))
 
 
-def test_an_epoch_in_a_bucket_takes_two_puts(bucket: str) -> None:
+def test_epoch_in_a_bucket_needs_two_put_requests(bucket: str) -> None:
     target = in_bucket(bucket)
     target.publish(0, rows(0))
     folder = target._folder

@@ -1,4 +1,4 @@
-"""Several targets with the state in Postgres: those in its database join the commit, the others are written after it."""
+"""Several targets with a Postgres state: tables in its database are written in the commit, other targets after it."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ def rows(second: int, keys: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("step", select_cases(KILL_POINTS))
-def test_deaths_double_nothing_and_lose_nothing(step: str, urls: list[str], tmp_path: Path) -> None:
+def test_kills_neither_lose_nor_duplicate_rows_of_several_targets(step: str, urls: list[str], tmp_path: Path) -> None:
     seeds.hide_warnings()
     with RealTargetPipeline(described(urls, tmp_path), SCHEMA, store=store(urls[0]), capture_losses=False) as test:
         for n, second in enumerate((0, 10, 40, 60, 90)):
-            if n in (2, 3, 4):  # the first, second and third target that gets there
+            if n in (2, 3, 4):  # kill at the first, second and third target that reaches the step
                 test.crash(step, nth=n - 1, shards=n - 1)
             test.pipe(rows(second, "abca"))
         test._faults.step = None
@@ -99,10 +99,8 @@ def test_deaths_double_nothing_and_lose_nothing(step: str, urls: list[str], tmp_
     assert sum(n for *_, n in table(urls[0], "hours")) == 20
 
 
-def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_twice(
-    urls: list[str], tmp_path: Path
-) -> None:
-    """The refusal causes a commit without targets. Then each target gets its rows, and only the refusing one remains."""
+def test_rejecting_target_neither_blocks_nor_duplicates_other_targets(urls: list[str], tmp_path: Path) -> None:
+    """The rejection causes a commit without targets. Every other target gets its rows, and one target is pending."""
     seeds.hide_warnings()
     with RealTargetPipeline(described(urls, tmp_path), SCHEMA, store=store(urls[0]), capture_losses=False) as test:
         test.pipe(rows(0, "ab"))
@@ -136,6 +134,6 @@ def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_tw
 
 
 @pytest.mark.parametrize("seed", select_cases(range(6)))
-def test_the_law_on_a_state_in_postgres(seed: int, urls: list[str]) -> None:
+def test_several_targets_with_a_postgres_state_match_the_batch_answer(seed: int, urls: list[str]) -> None:
     seeds.hide_warnings()
     SeveralTargetsRun(seed, lambda: PostgresStore(urls[0], "public", "law")).run()

@@ -1,4 +1,4 @@
-"""Extreme times: rows outside the years 1 to 9999, and what users enter as a time, a limit, an epoch or a key."""
+"""Extreme times: rows outside the years 1 to 9999, and user input for times, limits, epochs and keys."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def rows(*times: int | None) -> RowsInput:
 
 @pytest.mark.parametrize("late", ["drop", "dlq", "reopen", "standalone"])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Such rows are bad at the start and when they would be late, in the year 1 and at the limits of 64 bits."""
+def test_rows_outside_the_years_1_to_9999_are_bad(kind: str, late: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Out-of-range rows are bad in the first epoch and behind the watermark, up to the limits of 64 bits."""
     ends = (-(2**63), -(2**63) + 1, EARLIEST_US - 1, LATEST_US + 1, 2**63 - 1)
     more = {"emit_metadata": True} if late == "standalone" else {}
     with caplog.at_level(logging.WARNING, "slackwater"):
@@ -57,8 +57,8 @@ def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplo
 
 @pytest.mark.semantics("bad-rows")
 @pytest.mark.parametrize("kind", SHAPES)
-def test_a_row_whose_window_leaves_the_years_1_to_9999_is_bad(kind: str) -> None:
-    """A row is bad if its windows would reach beyond the years 1 to 9999: such times cannot be written."""
+def test_row_whose_window_leaves_the_years_1_to_9999_is_bad(kind: str) -> None:
+    """A row is bad if its windows would reach beyond the years 1 to 9999, because targets cannot store such times."""
     published: list[dict[str, Any]] = []
     script = [
         rows(EARLIEST_US, EARLIEST_US + S // 2, EARLIEST_US + S - 1, EARLIEST_US + S, LATEST_US - 102 * S, LATEST_US)
@@ -72,7 +72,7 @@ def test_a_row_whose_window_leaves_the_years_1_to_9999_is_bad(kind: str) -> None
     assert published
 
 
-def test_a_pipeline_that_fails_on_bad_rows_says_why() -> None:
+def test_pipeline_that_fails_on_bad_rows_reports_the_reason() -> None:
     with pytest.raises(BadRowError, match="1 with an event time outside of the years 1 to 9999"):
         run_local(window("session"), [rows(-(2**62))], {"k": "string"}, on_error="fail")
 
@@ -101,21 +101,21 @@ def view(tmp_path: Path) -> Any:
         (20 * S + 6, None, 0),
     ],
 )
-def test_times_that_are_taken(view: Any, low: Any, high: Any, count: int) -> None:
+def test_find_sessions_accepts_times_of_every_supported_type(view: Any, low: Any, high: Any, count: int) -> None:
     assert view.find_sessions("u", low, high).height == count
 
 
 @pytest.mark.parametrize(
     "value", [True, False, 1.0, float("inf"), dt.date(2024, 1, 1), b"x", [], decimal.Decimal(1), "10:15"]
 )
-def test_times_that_are_none(view: Any, value: Any) -> None:
+def test_find_sessions_rejects_values_that_are_not_times(view: Any, value: Any) -> None:
     for bounds, name in (((value,), "earliest_end"), ((None, value), "latest_start")):
         with pytest.raises(StartError, match=f"^{name}: found ") as raised:
             view.find_sessions("u", *bounds)
         assert len(str(raised.value).splitlines()) == 1
 
 
-def test_limits_epochs_and_conditions(view: Any) -> None:
+def test_invalid_limits_epochs_and_conditions_are_rejected(view: Any) -> None:
     assert view.scan(limit=0).height == 0
     assert view.scan(limit=np.int64(2)).height == 2
     assert view.scan(limit=10**30).height == 3
@@ -139,8 +139,8 @@ ODD = [
 @pytest.mark.parametrize(
     "type_", ["boolean", "int", "bigint", "double", "string", "binary", "date", "timestamp", "decimal(10,2)"]
 )
-def test_keys_are_what_was_given_or_refused_in_a_line(type_: str, tmp_path: Path) -> None:
-    """Polars turns True into 1 and 1 into a day, rounds decimals, and panics at decimals that are not numbers."""
+def test_fetch_accepts_a_key_or_rejects_the_value_in_one_line(type_: str, tmp_path: Path) -> None:
+    """Polars itself converts True to 1 and 1 to a date, rounds decimals, and panics at non-finite decimals."""
     run_local(
         window("session"),
         [RowsInput({"a": [{"ts": 0, "k": None}]})],

@@ -1,4 +1,4 @@
-"""The page of a state in Postgres, opened by its URL alone: each block equals that of the same state in files."""
+"""Status page of a state in Postgres, opened by URL: each block equals the block of the same state in files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def page_data(seen: PageModel) -> dict[str, Any]:
     return {**blocks, "stages": stages, "held": seen.top.held, "accounted": seen.top.accounted}
 
 
-def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_path: Path) -> None:
+def test_page_blocks_of_every_stage_are_equal_for_postgres_and_files(postgres: Any, tmp_path: Path) -> None:
     url = postgres.database("ui_stages")
     file = three_stage_pipeline.run_pipeline(tmp_path)
     options: dict[str, Any] = {

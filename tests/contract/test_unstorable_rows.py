@@ -1,4 +1,4 @@
-"""Rows that a target or a state cannot store become bad rows before the commit, in process, with real targets and stores."""
+"""Rows that a target or a state cannot store become bad rows before the commit. All targets and stores are real."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 class Runner:
-    """A pipeline with real parts: `epoch` runs one epoch, `start` restarts on the same state."""
+    """A pipeline with a real store and target. `epoch` runs one epoch, and `start` restarts on the same state."""
 
     def __init__(self, url: str, home: Path, place: str, step: Window | Join = WINDOW, on_error: str = "dlq") -> None:
         self.url, self.home, self.place, self.step = url, home, place, step
@@ -153,7 +153,7 @@ def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
 
 @pytest.mark.semantics("bad-rows")
 @pytest.mark.parametrize("place", PLACES)
-def test_an_unstorable_row_is_bad_and_the_others_are_used(runner: Callable[..., Runner], place: str) -> None:
+def test_unstorable_row_is_bad_and_other_rows_are_used(runner: Callable[..., Runner], place: str) -> None:
     """A row that the target or the state cannot store is bad, and the other rows of its epoch are used."""
     for step in (WINDOW, SESSION):
         for name, (poison, reason) in POISON.items():
@@ -175,7 +175,7 @@ def test_an_unstorable_row_is_bad_and_the_others_are_used(runner: Callable[..., 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_rows_that_look_alike_are_used(runner: Callable[..., Runner], place: str) -> None:
+def test_rows_with_unusual_but_storable_values_are_used(runner: Callable[..., Runner], place: str) -> None:
     run = runner(place, step=SESSION)
     run.epoch(*FINE)
     run.epoch({"ts": 10**12 + 10_000_000})
@@ -185,7 +185,7 @@ def test_rows_that_look_alike_are_used(runner: Callable[..., Runner], place: str
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_rows_of_a_join_too(runner: Callable[..., Runner], place: str) -> None:
+def test_unstorable_row_of_a_join_is_bad_on_both_sides(runner: Callable[..., Runner], place: str) -> None:
     for name, (poison, reason) in POISON.items():
         if reason == unstorable_rows.KEY:
             continue  # joined rows have no key
@@ -197,7 +197,7 @@ def test_rows_of_a_join_too(runner: Callable[..., Runner], place: str) -> None:
         run.start()
 
 
-def test_on_error_decides(runner: Callable[..., Runner]) -> None:
+def test_on_error_fails_the_epoch_or_drops_unstorable_rows(runner: Callable[..., Runner]) -> None:
     run = runner("files, postgres", on_error="fail")
     with pytest.raises(
         BadRowError,
@@ -211,8 +211,8 @@ def test_on_error_decides(runner: Callable[..., Runner]) -> None:
     assert dropping.dead_letters().is_empty()
 
 
-def test_what_only_counts_may_hold_anything(runner: Callable[..., Runner]) -> None:
-    """A number computed from text can be written and is not kept as text."""
+def test_counted_text_may_be_unstorable(runner: Callable[..., Runner]) -> None:
+    """Counts of a text are numbers, which every target and state can store."""
     counted = [Aggregation(agg="count", column="s", as_="n"), Aggregation(agg="count_distinct", column="s", as_="d")]
     run = runner("postgres, postgres", step=WINDOW.model_copy(update={"aggregations": tuple(counted)}))
     run.epoch({"s": "x\0y"})
@@ -222,7 +222,7 @@ def test_what_only_counts_may_hold_anything(runner: Callable[..., Runner]) -> No
         assert db.execute(f"SELECT n, d FROM {run.schema}.out").fetchall() == [(1, 1)]
 
 
-def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
+def test_files_delta_and_iceberg_targets_store_extreme_values(tmp_path: Path) -> None:
     fields = (Field("k", "string"), Field("at", "timestamp"))
     into = TargetTable("law", fields, ("k",), "s")
     assert FilesTarget(tmp_path / "p", "parquet", into).capacity == ValueLimits()
@@ -250,7 +250,7 @@ def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
         files.publish(0, edges)
 
 
-def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
+def test_dead_letter_with_an_unstorable_time_is_stored_with_null(url: str) -> None:
     from slackwater.operators.dead_letters import to_storable_dead_letters
 
     letters = PostgresTarget(url, "public.letters", TargetTable("law-letters", LETTER, None, "s"))

@@ -1,4 +1,4 @@
-"""A state is not trusted: its names, numbers, modules and links are checked, and leftovers of a killed fork do no harm."""
+"""Untrusted states: names, numbers, modules and links are checked, and an incomplete fork is detected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def newest(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a segment that only this commit names."""
+    """Return a segment that this commit added."""
     prefix = f"segments/{record['epoch']:09d}"
     return next(s for shard in record["stages"][0]["segments"] for s in shard if s["file"].startswith(prefix))
 
@@ -107,7 +107,7 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp_path: Path) -> None:
+def test_invalid_commit_is_rejected_without_touching_any_file(lie: str, tmp_path: Path) -> None:
     store = store_of_a_run(tmp_path)
     rewrite(latest(store), LIES[lie])
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
@@ -133,14 +133,14 @@ def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp
         (lambda m: m["stages"][0].update(watermark_us=2**63), "watermark_us"),
     ],
 )
-def test_verify_compares_a_commit_with_its_segments(lie: Any, problem: str, tmp_path: Path) -> None:
+def test_verify_reports_commits_that_contradict_their_segments(lie: Any, problem: str, tmp_path: Path) -> None:
     store = store_of_a_run(tmp_path)
     assert verify_state(store).problems == []
     rewrite(latest(store), lie)
     assert problem in "\n".join(map(str, verify_state(store).problems))
 
 
-def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
+def test_invalid_commit_in_postgres_is_rejected(postgres: Any) -> None:
     url = postgres.database("distrusted")
 
     def store() -> PostgresStore:
@@ -150,7 +150,7 @@ def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
     with psycopg.connect(url, autocommit=True) as db:
         (record,) = db.execute("SELECT record FROM slackwater_pipelines").fetchone() or ({},)
         for lie, change in LIES.items():
-            # Postgres has tables instead of files, and its JSON refuses infinite numbers and half characters
+            # Postgres has tables instead of files, and its JSON rejects infinite numbers and lone surrogates
             if lie in ("no rows", "fewer rows", "an endless format", "half a character"):
                 continue
             changed = json.loads(json.dumps(record))
@@ -164,7 +164,7 @@ def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
         assert "differ in gap_ms" in "\n".join(map(str, verify_state(store()).problems))
 
 
-def test_no_module_is_imported_because_a_state_names_it(tmp_path: Path) -> None:
+def test_reading_a_state_imports_no_module_named_in_the_state(tmp_path: Path) -> None:
     store = store_of_a_run(tmp_path / "state")
     rewrite(latest(store), LIES["an aggregation of its own"])
     rewrite(latest(store), lambda m: m["stages"][0]["fingerprint"]["aggregations"].update(x="X(; n bigint)"))
@@ -182,7 +182,7 @@ def test_no_module_is_imported_because_a_state_names_it(tmp_path: Path) -> None:
             assert "never imports code when it reads a state" in done.stdout + done.stderr
 
 
-def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
+def test_lock_is_never_written_through_a_symbolic_link(tmp_path: Path) -> None:
     store, precious = store_of_a_run(tmp_path / "state"), tmp_path / "precious"
     precious.write_text("precious")
     lock, pending = Path(store.root) / "lock", Path(store.root) / ".published"
@@ -202,8 +202,8 @@ def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path: Path) -> None:
-    """SIGKILL ends the fork after this number of files."""
+def test_killed_fork_can_be_repeated_under_the_same_name(after: int, tmp_path: Path) -> None:
+    """SIGKILL ends the fork after it has linked `after` files."""
     store = store_of_a_run(tmp_path)
     code = (
         "import os, sys\nfrom slackwater.storage import local\nfrom slackwater.state.files.store import FilesStore\n"
@@ -224,7 +224,7 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
         fork_store(store, "other")
 
 
-def test_a_fork_leaves_a_damaged_state_under_the_name_as_it_is(tmp_path: Path) -> None:
+def test_fork_does_not_overwrite_a_damaged_state(tmp_path: Path) -> None:
     store, other = store_of_a_run(tmp_path), tmp_path / "other" / "segments"
     other.mkdir(parents=True)
     (other / "000000007-000-aaaaaaaaaaaa.arrow").write_bytes(b"of a state whose manifests are lost")
@@ -236,8 +236,8 @@ def test_a_fork_leaves_a_damaged_state_under_the_name_as_it_is(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling"])
-def test_a_shard_without_new_rows_drops_what_is_over(kind: str, tmp_path: Path) -> None:
-    """Two thousand groups come once, then only one key of one shard."""
+def test_shard_without_new_rows_drops_closed_windows(kind: str, tmp_path: Path) -> None:
+    """The first epoch has 2000 groups. Later epochs have one key of one shard."""
     shape: dict[str, Any] = {"duration_ms": 1000, "max_groups_per_window": 10**6}
     window = (
         SESSION if kind == "session" else Window(kind=kind, group_by=["k"], aggregations=SESSION.aggregations, **shape)

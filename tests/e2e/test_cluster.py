@@ -1,6 +1,6 @@
-"""A pipeline on a cluster of two workers, whose executors, worker and driver are killed, gives the batch answer.
+"""Runs on a cluster of two workers give the batch results after executors, workers and drivers are killed.
 
-orders ──┬▶ sessions (window) ─┬▶ files      state: in a folder that all see, or in Postgres
+orders ──┬▶ sessions (window) ─┬▶ files      state: in a shared folder, or in Postgres
          │                     └▶ per_minute (window) ─▶ files
 payments ┴▶ paid (join) ─▶ files
 """
@@ -22,9 +22,9 @@ from tests.support.order_pipeline import CONFIG, KILLS, check_targets, read_epoc
 from tests.support.run_process import read_log, start_run
 
 
-@exhaustive(beside="test_faults.py::test_killed_at_named_steps")
+@exhaustive(beside="test_faults.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
 @pytest.mark.parametrize("store", ["files", "postgres"])
-def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any, tmp_path: Path) -> None:
+def test_killed_executors_workers_and_drivers_change_no_result(store: str, request: Any, tmp_path: Path) -> None:
     where = 'kind = "files"\npath = "state"'
     if store == "postgres":
         where = f'kind = "postgres"\nurl = "{request.getfixturevalue("postgres").database("cluster")}"'
@@ -47,8 +47,8 @@ def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any,
     check_targets(tmp_path, orders, payments, f"seed {seed}")
 
 
-@exhaustive(beside="test_faults.py::test_killed_at_named_steps")
-def test_sessions_from_kafka_with_nothing_but_a_bucket(kafka: Any, postgres: Any, tmp_path: Path) -> None:
+@exhaustive(beside="test_faults.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
+def test_kafka_sessions_stored_only_in_a_bucket_survive_kills(kafka: Any, postgres: Any, tmp_path: Path) -> None:
     """The bucket holds state, results and dead letters. An executor and the driver are killed while requests fail."""
     arguments = argparse.Namespace(events=4000, kills=2, faults=5, rate=0.2, broken=0.002)
     (tmp_path / "pipelines").mkdir()

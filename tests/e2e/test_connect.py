@@ -1,4 +1,4 @@
-"""Spark Connect, with a server in its own process, gives the results of a classic session."""
+"""Spark Connect with a server in a separate process gives the results of a classic session."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[connect_server.
 def lent(server: connect_server.Server) -> Iterator[Any]:
     """Yield a Spark Connect session that a user opened."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PySpark's
+        warnings.simplefilter("ignore")  # warnings of PySpark
         from pyspark.sql.connect.session import SparkSession
 
         session = SparkSession(server.address)
@@ -50,7 +50,7 @@ def lent(server: connect_server.Server) -> Iterator[Any]:
 
 def collected(frame: Any) -> pl.DataFrame:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PySpark's
+        warnings.simplefilter("ignore")  # warnings of PySpark
         rows = pl.from_arrow(frame.toArrow())
     assert isinstance(rows, pl.DataFrame)
     return rows
@@ -61,8 +61,8 @@ def collected(frame: Any) -> pl.DataFrame:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
-@exhaustive(beside="test_connect.py::test_a_join_of_connect_is_the_classic_one")
-def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: str) -> None:
+@exhaustive(beside="test_connect.py::test_connect_join_gives_the_rows_of_a_classic_join")
+def test_connect_batch_gives_the_rows_of_a_classic_batch(runner: Runner, lent: Any, kind: str) -> None:
     runner.write("0.jsonl", sample(90))
     shape = window(kind, lateness_ms="1m")
     sql = "SELECT s.* EXCEPT (user), p.name AS user FROM source s LEFT JOIN people p ON s.user = p.id -- of the lookup"
@@ -81,7 +81,7 @@ def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("how", select_cases(["full", "inner", "left", "right"]))
-def test_a_join_of_connect_is_the_classic_one(runner: Runner, lent: Any, how: str) -> None:
+def test_connect_join_gives_the_rows_of_a_classic_join(runner: Runner, lent: Any, how: str) -> None:
     for part in range(2):
         rows = [{"k": [None, 1, 2][n % 3], "v": n, "ts": iso(13 * n)} for n in range(part, 40, 2)]
         runner.write("0.jsonl", rows, folder=("l", "r")[part])
@@ -136,7 +136,9 @@ COUNTS = sw.Window(
         ("SELECT user FROM source", 'does not select "_event_ts"'),
     ],
 )
-def test_what_sql_may_not_do_is_told_as_ever(lent: Any, sql: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_sql_is_reported_in_one_line_over_connect(
+    lent: Any, sql: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     events = lent.createDataFrame([("a rand() b", iso(0))], "user STRING, ts STRING")
     with pytest.raises(StartError, match=said) as raised:
         sw.batch(events, COUNTS, sql)
@@ -152,13 +154,13 @@ def test_what_sql_may_not_do_is_told_as_ever(lent: Any, sql: str, said: str, cap
         "SELECT user, _event_ts FROM source WHERE n > 0 UNION ALL SELECT user, _event_ts FROM source WHERE n = 0",
     ],
 )
-def test_what_sql_may_do(lent: Any, sql: str) -> None:
+def test_supported_sql_runs_over_connect(lent: Any, sql: str) -> None:
     events = lent.createDataFrame([("a", 0, iso(0)), ("b", 1, iso(1))], "user STRING, n INT, ts STRING")
     assert sorted(collected(sw.batch(events, COUNTS, sql))["n"].to_list()) == [1, 1]
 
 
-@exhaustive(beside="test_connect.py::test_settings_of_the_server")
-def test_settings_that_change_what_a_batch_means_are_refused(server: connect_server.Server) -> None:
+@exhaustive(beside="test_connect.py::test_spark_settings_that_connect_cannot_apply_are_rejected")
+def test_session_time_zone_other_than_utc_is_rejected(server: connect_server.Server) -> None:
     from pyspark.sql.connect.session import SparkSession
 
     session = SparkSession(server.address)
@@ -175,7 +177,7 @@ def test_settings_that_change_what_a_batch_means_are_refused(server: connect_ser
 @pytest.mark.matrix
 @pytest.mark.shared_data
 @pytest.mark.parametrize("name", select_cases(["wiki-sessions", "apache", "wiki-hourly", "ibis"]))
-def test_the_known_answer_comes_out_over_connect(
+def test_pipeline_over_connect_gives_the_reference_results(
     server: connect_server.Server, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("SPARK_REMOTE", server.address)
@@ -186,8 +188,10 @@ def test_the_known_answer_comes_out_over_connect(
 
 
 @pytest.mark.parametrize("kills", [0, 1])
-@exhaustive(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
-def test_sessions_windows_over_them_and_a_join(server: connect_server.Server, tmp_path: Path, kills: int) -> None:
+@exhaustive(beside="test_connect.py::test_pipeline_over_connect_gives_the_reference_results")
+def test_sessions_windows_and_join_over_connect_survive_a_client_kill(
+    server: connect_server.Server, tmp_path: Path, kills: int
+) -> None:
     path = tmp_path / "cluster.toml"
     text = order_pipeline.CONFIG.format(store='kind = "files"\npath = "state"')
     path.write_text(re.sub(r"\[spark\]\n(.+\n)*", "", text))
@@ -210,9 +214,11 @@ def killed_at(path: Path, server: connect_server.Server, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("payload", ["json", "several", "protobuf"])
-@exhaustive(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
-def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) -> None:
-    """The schema is inferred, headers and offsets are available, and the next run continues after the offsets of the first."""
+@exhaustive(beside="test_connect.py::test_pipeline_over_connect_gives_the_reference_results")
+def test_kafka_records_over_connect_give_the_rows_of_a_classic_run(
+    runner: Runner, lent: Any, topic: Make, payload: str
+) -> None:
+    """Infer the schema, select headers and partitions, and continue after the offsets of the first run."""
     first, second = topic(2), topic()
     sql = "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, _topic, _partition) AS user, amount, _event_ts FROM source"
     source = first.source(schema=None, max_offsets_per_trigger=8)
@@ -247,8 +253,9 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
     assert len(answers[0]) >= 8
 
 
-def test_a_process_with_a_connect_session_starts_other_processes(lent: Any) -> None:
-    """gRPC's fork handlers aborted one fork in 400, so that the JVM of a classic session did not start."""
+@exhaustive(beside="test_connect.py::test_pipeline_over_connect_gives_the_reference_results")
+def test_subprocesses_start_in_a_process_with_a_connect_session(lent: Any) -> None:
+    """Regression: fork handlers of gRPC aborted one fork in 400, and the JVM of a classic session did not start."""
     assert lent.range(3).count() == 3
     forks = (
         subprocess.run(["true"], preexec_fn=lambda: sum(range(20_000)), stderr=subprocess.PIPE) for _ in range(400)
@@ -259,7 +266,7 @@ def test_a_process_with_a_connect_session_starts_other_processes(lent: Any) -> N
 # -- unsupported features ----------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_and_invalid_connect_servers_are_reported(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
     runner.write("0.jsonl", [])
     with pytest.raises(StartError, match=r"Spark Connect at 127.0.0.1:1: no server answers; start the server"):
@@ -271,7 +278,9 @@ def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPa
         runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
 
 
-def test_settings_of_the_server(runner: Runner, server: connect_server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_settings_that_connect_cannot_apply_are_rejected(
+    runner: Runner, server: connect_server.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner.write("0.jsonl", [])
     run_settings = {"source": runner.source("user STRING, ts STRING"), "window": COUNTS, "spark": None}
     settings = {"spark.remote": server.address, "spark.executor.memory": "4g"}
@@ -283,7 +292,8 @@ def test_settings_of_the_server(runner: Runner, server: connect_server.Server, m
         runner.run(**run_settings, spark_settings={"spark.remote": server.address, "spark.master": "local[2]"})
 
 
-def test_what_only_spark_can_plan_is_refused_by_name(runner: Runner, lent: Any) -> None:
+@exhaustive(beside="test_connect.py::test_unsupported_sql_is_reported_in_one_line_over_connect")
+def test_source_that_needs_a_streaming_query_is_rejected_by_name(runner: Runner, lent: Any) -> None:
     runner.write("0.jsonl", [{"user": "a", "ts": iso(0)}])
     source = runner.source("user STRING, ts STRING", options={"latestFirst": "true"})
     with pytest.raises(StartError, match='test: source "events" needs a Spark streaming query, which'):

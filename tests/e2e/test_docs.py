@@ -17,6 +17,7 @@ import polars as pl
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from tests.support.case_selection import exhaustive
 from tests.support.command import command
 from tests.support.doc_pages import ROOT, block
 
@@ -44,10 +45,10 @@ def output(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_first_pipeline(
+def test_readme_first_pipeline_prints_the_documented_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The commands of the page print its table in the folder that it names. Then `why` answers, as for a stream."""
+    """Run the commands of the README in the folder that the page names, then `why` and the Python example."""
     folder = tmp_path / "examples" / "sessions"
     shutil.copytree(ROOT / "examples" / "sessions", folder, ignore=shutil.ignore_patterns("out", "state"))
     monkeypatch.chdir(tmp_path / block("", 2).split()[1])
@@ -58,7 +59,7 @@ def test_the_first_pipeline(
         assert command(monkeypatch, *arguments) == 0
     assert capsys.readouterr().out == block("text")
     others = _commands(block("", 4))
-    assert [c[0] for c in others] == ["run", "show", "why", "ui"]  # the last: test_ui_server.py, test_ui_browser.py
+    assert [c[0] for c in others] == ["run", "show", "why", "ui"]  # ui: see test_ui_server.py
     assert others[0] == ["run", "sessions.toml"], "until Ctrl-C; see test_continuous_run.py"
     assert command(monkeypatch, *others[2]) == 0
     with warnings.catch_warnings():
@@ -76,10 +77,10 @@ def _commands(shown: str) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("spark")
-def test_why_there_is_no_output_yet(
+def test_why_and_show_print_the_documented_output(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The README's pipeline prints the example of the page over its events, where `…` stands for a time."""
+    """Run the pipeline of the README and compare with the pages. `…` stands for a time."""
     (home / "sessions.toml").write_text(block("toml"))
     page = (ROOT / "docs" / "how-no-output.md").read_text()
     (shown,) = re.findall(r"^```\n\$ slackwater (why .*?)```$", page, re.DOTALL | re.MULTILINE)
@@ -96,8 +97,8 @@ def test_why_there_is_no_output_yet(
 
 
 @pytest.mark.usefixtures("spark")
-def test_aggregations_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The aggregation is imported by its path from the working directory, also in workers that started elsewhere."""
+def test_documented_custom_aggregations_run_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import the aggregations by path from the working directory, also in workers that started elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "shop", raising=False)
@@ -116,11 +117,12 @@ def test_aggregations_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert prices == {"a": (2.5, [9.0, 3.0]), "b": (None, [])}
 
 
+@exhaustive(beside="test_docs_start.py::test_config_of_the_learn_page_writes_its_first_table")
 @pytest.mark.usefixtures("spark")
-def test_from_kafka_to_postgres(
+def test_readme_tour_reads_kafka_and_writes_postgres(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: Any, postgres: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tour of the README with its SQL. `check --connect` reports a missing topic and a table that does not fit."""
+    """Run the README tour with its SQL. `check --connect` reports a missing topic and a table that does not fit."""
     url = postgres.database("tour")
     monkeypatch.setenv("KAFKA", kafka.address)
     monkeypatch.setenv("WAREHOUSE_URL", url)
@@ -163,7 +165,7 @@ def test_from_kafka_to_postgres(
     assert capsys.readouterr().out.splitlines()[1].split()[-3:] == ["a", "2", "3.75"]
 
 
-def test_what_cannot_be_reached_is_said_line_by_line(
+def test_each_unreachable_service_is_reported_on_a_separate_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kafka_broker, "SECONDS", 0.5)
@@ -181,7 +183,7 @@ def test_what_cannot_be_reached_is_said_line_by_line(
 
 
 @pytest.mark.usefixtures("spark")
-def test_clicks_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clicks_per_minute_example_counts_clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()
     rows = [{"page": "/", "ts": f"2024-03-01T09:00:{n * 9:02}Z"} for n in range(6)]
     (tmp_path / "in" / "0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -194,10 +196,10 @@ def test_clicks_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("spark")
-def test_late_rows_and_dead_letters(
+def test_late_data_page_matches_the_printed_dead_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The config of the page prints the output of the page over its files."""
+    """Run the config of the page over the files of the page and compare the printed output."""
     page = "docs/late-data.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clicks.toml").write_text(block("toml", 0, page))
@@ -218,8 +220,8 @@ def test_late_rows_and_dead_letters(
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_page_on_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config of the page emits the rows of the page over its files."""
+def test_corrections_page_matches_the_emitted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the config of the page over the files of the page and compare the emitted rows."""
     page = "docs/corrections.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "visits.toml").write_text(block("toml", 0, page))
@@ -239,8 +241,7 @@ def test_the_page_on_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert epochs == [[line[0] for line in expected].count(epoch) for epoch in ("0", "1", "2")]
 
 
-def test_every_key_of_the_configuration_page_exists() -> None:
-    """The page names every key of every spec."""
+def test_configuration_page_names_every_config_key() -> None:
     from slackwater.config.pipeline import Pipeline
     from slackwater.config.source import Lookup, Source
     from slackwater.config.stage import Transform

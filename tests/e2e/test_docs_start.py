@@ -1,4 +1,4 @@
-"""The first pages of the docs: their commands and events print their tables, and a background run behaves as documented."""
+"""First pages of the docs: their commands and events print their tables, and a background run behaves as documented."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def output(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("spark")
-def test_two_minutes_with_files(
+def test_commands_of_the_start_page_print_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The commands of the page print its table over its events."""
+    """Run the commands of docs/start-files.md over its events, and compare the output with its table."""
     page = "docs/start-files.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "clicks").mkdir(parents=True)
@@ -42,8 +42,8 @@ def test_two_minutes_with_files(
 
 
 @pytest.mark.usefixtures("spark")
-def test_ten_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config of the page writes the first of its tables over its events, one file each."""
+def test_config_of_the_learn_page_writes_its_first_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the config of docs/learn.md over its events, one per file, and compare the output with its first table."""
     page = "docs/learn.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "visits.toml").write_text(block("toml", 0, page))
@@ -61,8 +61,8 @@ def test_ten_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(rows) == sorted(lines)
 
 
-def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
-    """The handle of docs/notebooks.md follows commits, answers, refuses a second run and stops, and the next run continues."""
+def test_background_run_behaves_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
+    """A background run reports commits and open keys, refuses a second run, and stops. The next run continues."""
     shutil.copytree(ROOT / "examples" / "sessions", tmp_path / "s", ignore=shutil.ignore_patterns("out", "state"))
     pipeline = sw.load(tmp_path / "s" / "sessions.toml")
     events = tmp_path / "s" / "data" / "events"

@@ -1,4 +1,4 @@
-"""examples/sessions/sessions.ipynb runs in its own kernel, from its folder, and shows what its text describes."""
+"""The notebook examples/sessions/sessions.ipynb runs in its own kernel and shows the documented outputs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "sessions"
 
 
-def test_the_notebook_is_kept_without_what_it_printed() -> None:
+def test_notebook_is_stored_without_outputs() -> None:
     notebook = nbformat.read(FOLDER / "sessions.ipynb", as_version=4)
     nbformat.validate(notebook)
     assert not any(c.get("outputs") or c.get("execution_count") for c in notebook.cells)
 
 
-@exhaustive(beside="test_docs_start.py::test_a_run_in_the_background")
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@exhaustive(beside="test_docs_start.py::test_background_run_behaves_as_documented")
+def test_notebook_runs_and_shows_the_documented_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of the client and its event loop
         from nbclient import NotebookClient
@@ -67,6 +67,6 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _last(notebook: Any, first_line: str) -> str:
-    """Return the last output of the cell that begins with this text."""
+    """Return the last output of the cell that begins with `first_line`."""
     (cell,) = [c for c in notebook.cells if c.source.startswith(first_line)]
     return str(cell.outputs[-1]["data"]["text/html"])

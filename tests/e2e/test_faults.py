@@ -1,4 +1,4 @@
-"""A sample of the fault matrix: killed, restarted, and right to the row. `make faults` runs all of it."""
+"""A sample of the fault matrix: killed and restarted runs lose and duplicate no row. `make faults` runs all of it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
         ]
     ),
 )
-def test_killed_at_named_steps(services: Services, window: str, store: str, target: str, steps: list[str]) -> None:
-    """Runs that are killed at named steps lose and duplicate no row. They read Kafka and write Kafka, Delta, Postgres
-    or files.
-    """
+def test_run_killed_at_named_steps_loses_and_duplicates_no_row(
+    services: Services, window: str, store: str, target: str, steps: list[str]
+) -> None:
+    """Runs from Kafka to Kafka, Delta, Postgres or files lose and duplicate no row when killed at named steps."""
     pair = Pair(services, store, target, window, EVENTS, PER_EPOCH)
     for step in steps:
         pair.die_at(step)
@@ -47,9 +47,9 @@ def test_killed_at_named_steps(services: Services, window: str, store: str, targ
     assert expected > 100
 
 
-@exhaustive(beside="test_faults.py::test_killed_at_named_steps")
-def test_another_machine_goes_on_from_the_same_database(services: Services, tmp_path: Path) -> None:
-    """The run is killed at random and started in another directory: no checkpoint, the same database."""
+@exhaustive(beside="test_faults.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
+def test_run_continues_on_another_machine_from_the_same_database(services: Services, tmp_path: Path) -> None:
+    """Kill the run at random and restart it in another directory, without a checkpoint, on the same database."""
     pair = Pair(services, "postgres", "postgres", "session", EVENTS, PER_EPOCH)
     pair.die_somewhere(random.Random(3))
     elsewhere = tmp_path / "elsewhere"

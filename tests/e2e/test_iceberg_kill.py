@@ -1,5 +1,8 @@
-"""`slackwater run` into an Iceberg table over REST, killed by SIGKILL repeatedly, while answers to commits are lost, requests are
-duplicated and snapshots expire. PyIceberg and DuckDB read the batch answer from the table."""
+"""Kill `slackwater run` repeatedly with SIGKILL while it writes to an Iceberg table over REST.
+
+Meanwhile, responses to commits are lost, requests are duplicated and snapshots expire. PyIceberg and DuckDB must read the
+batch result from the table.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,10 @@ TRUTH = f"""
 
 
 def generate(home: Path, events: int, files: int) -> None:
-    """Write some days of events of a few users at a time, out of order. One row in a hundred is minutes late and extends an emitted session."""
+    """Write several days of out-of-order events of a few users at a time.
+
+    One row in a hundred is minutes late and extends an emitted session.
+    """
     rng, time_us = random.Random(5), 1_700_000_000_000_000
     (home / "in").mkdir()
     each = events // files
@@ -85,7 +91,7 @@ def generate(home: Path, events: int, files: int) -> None:
 
 
 def unreliable(seed: int) -> Callable[[str, str], Fault]:
-    """Return a judge that disturbs every other commit, and other requests now and then."""
+    """Return a judge that disturbs half of the commits, and a few of the other requests."""
     rng = random.Random(seed)
 
     def judge(method: str, path: str) -> Fault:
@@ -100,8 +106,10 @@ def epochs(home: Path) -> int:
     return max(FilesStore(str(home / "state"), "killed").epochs(), default=-1)
 
 
-@exhaustive(beside="test_iceberg_kill_points.py::test_deaths_and_faults_double_nothing_and_lose_nothing")
-def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog: RestCatalog, tmp_path: Path) -> None:
+@exhaustive(beside="test_iceberg_kill_points.py::test_crashes_and_catalog_faults_neither_lose_nor_duplicate_rows")
+def test_iceberg_table_equals_the_batch_result_after_kills_and_catalog_faults(
+    rest_catalog: RestCatalog, tmp_path: Path
+) -> None:
     kills = int(os.environ.get("SLACKWATER_KILLS", "1"))  # `make faults` sets more
     events, files = (200_000, 75) if kills > 10 else (6_000, 6)
     generate(tmp_path, events, files)
@@ -119,13 +127,13 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
             while epochs(tmp_path) <= goal and process.poll() is None and time.monotonic() < until:
                 time.sleep(0.02)
             if kill % 3 == 0 and epochs(tmp_path) > 0:
-                lake.expire()  # while it goes on
+                lake.expire()  # while the run continues
                 expired += 1
             time.sleep(rng.uniform(0, 0.5))
             assert process.poll() is None, f"seed {seed}: it ended before kill {kill}: {read_log(config)[-3000:]}"
             sweep(process)
             process.wait()
-        for _ in range(10):  # a start may lose an answer while it opens the table, which is a one-line error
+        for _ in range(10):  # a start fails with a one-line error if a response is lost while it opens the table
             process = start_run(config, "--flush", **fast)
             if process.wait(timeout=600) == 0:
                 break
@@ -146,7 +154,7 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
 
 
 def plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the row with times without a zone. All of them are UTC."""
+    """Return the row with times in UTC without a time zone."""
     return tuple(
         v.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(v, dt.datetime) and v.tzinfo else v for v in row
     )

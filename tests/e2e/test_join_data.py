@@ -1,10 +1,10 @@
-"""Messages of a real network joined with their replies, through `slackwater run` with TOML: exactly the known answers.
+"""Join the messages of a real network with their replies through `slackwater run`. The exact results are known.
 
-message   a ─▶ b  ──●────────────▶ time         a reply: b ─▶ a, at least a second and at most 30 minutes after
+message   a ─▶ b  ──●────────────▶ time         a reply: b ─▶ a, 1 second to 30 minutes later
 reply     b ─▶ a     ├────────┤
                    1 ms     30 min
 
-Both sides read the same messages, at a pace of their own: the slower one holds the watermark back, and nothing is late.
+Both sides read the same messages at different paces. The slower side holds the watermark back, so no row is late.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTITIONS = 3
 
 
 def messages(file: Path) -> pl.DataFrame:
-    """Return the messages with a number, because two people may write to each other twice in a second."""
+    """Return numbered messages, because a person may write to another person twice in a second."""
     frame = pl.read_csv(file, separator=" ", new_columns=["source", "target", "unixtime"])
     return frame.with_row_index("n").cast(pl.Int64)
 
@@ -49,7 +49,7 @@ def replies(rows: pl.DataFrame, within_s: int) -> pl.DataFrame:
 
 
 def split(rows: pl.DataFrame, into: Path, parts: int) -> None:
-    """Write the messages to this many files, in order. Modification times ascend."""
+    """Write the messages to `parts` files in order, with ascending modification times."""
     into.mkdir()
     size = -(-rows.height // parts)
     for n in range(parts):
@@ -59,7 +59,7 @@ def split(rows: pl.DataFrame, into: Path, parts: int) -> None:
 
 
 def config(home: Path, within: str, bus: str, sides: tuple[str, str], store: str, target: str) -> Path:
-    """Write the pipeline as a TOML file. `bus` is the connection that it reads, `sides` is what each side reads."""
+    """Write the pipeline as a TOML file. `bus` is the source connection, `sides` are the keys of the two sources."""
     connection, place = target.split("|")
     path = home / "replies.toml"
     path.write_text(
@@ -125,7 +125,7 @@ def table(url: str) -> pl.DataFrame:
 
 
 def check(frame: pl.DataFrame, rows: pl.DataFrame, within: str, said: str) -> None:
-    """Check that every pair is complete and comes once, at the later of its two times, with no late row and all rows used."""
+    """Check that each pair is complete and unique and has the later of its two times, and that no row is late."""
     pairs, sent, answers = KNOWN[within]
     assert frame.height == pairs
     if sent is not None:
@@ -151,8 +151,8 @@ def check(frame: pl.DataFrame, rows: pl.DataFrame, within: str, said: str) -> No
     ],
 )
 @pytest.mark.usefixtures("spark")
-@exhaustive(beside="test_joins.py::test_the_answer_is_that_of_a_batch_join")
-def test_messages_in_files_meet_their_replies(
+@exhaustive(beside="test_joins.py::test_stream_join_gives_the_rows_of_a_batch_join")
+def test_messages_in_files_join_with_their_replies(
     shared_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -202,8 +202,8 @@ def topic(kafka: Any) -> Any:
 
 @pytest.mark.parametrize("where", ["files", "database"])
 @pytest.mark.usefixtures("spark")
-@exhaustive(beside="test_joins.py::test_the_answer_is_that_of_a_batch_join")
-def test_messages_in_one_topic_meet_their_replies(
+@exhaustive(beside="test_joins.py::test_stream_join_gives_the_rows_of_a_batch_join")
+def test_messages_in_one_kafka_topic_join_with_their_replies(
     shared_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Joins from two Kafka topics, killed and restarted: every pair once, every unmatched row once (see `join_matrix`)."""
+"""Killed and restarted joins of two Kafka topics: every pair and unmatched row is emitted once (see `join_matrix`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
         ("full-join", "postgres", ["stage.after", "write.after"]),
     ],
 )
-@exhaustive(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
-def test_each_row_comes_out_once_whatever_is_killed(
-    services: Services, kind: str, place: str, steps: list[str]
-) -> None:
+@exhaustive(beside="test_postgres_laws.py::test_joins_match_their_definition_in_postgres")
+def test_join_rows_are_emitted_once_after_kills(services: Services, kind: str, place: str, steps: list[str]) -> None:
     pair = Pair(services, place, place, kind, EVENTS, PER_EPOCH)
     for step in steps:
         pair.die_at(step)

@@ -1,6 +1,6 @@
-"""kill -9 of a running `slackwater run`, repeatedly: the final output equals that of an uninterrupted run.
+"""Repeated kill -9 of `slackwater run`: the final output equals the output of an uninterrupted run.
 
-`make faults` kills twenty times in a row; `make test-all` does it twice, and `make test` leaves it to `test_faults.py`.
+`make faults` kills twenty times in a row, and `make test-all` twice. `make test` relies on `test_faults.py`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def epochs(home: Path | str) -> int:
 
 
 def faulty(seed: int) -> Callable[[str, str], Fault]:
-    """Return a judge of requests like those on a bad network: one in twenty meets a fault."""
+    """Return a judge that gives one request in twenty a fault, like a bad network."""
     rng = random.Random(seed)
     return lambda method, path: rng.choice(("503", "dropped", "lost", "slow")) if rng.random() < 0.05 else ""
 
@@ -107,8 +107,8 @@ def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         assert door.faults
 
 
-@exhaustive(beside="test_faults.py::test_killed_at_named_steps")
-def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, state: str) -> None:
+@exhaustive(beside="test_faults.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
+def test_repeated_sigkill_neither_loses_nor_duplicates_rows(tmp_path: Path, state: str) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"
     config.write_text(CONFIG.format(home=tmp_path).replace(f"{tmp_path}/state", state))
@@ -136,8 +136,8 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@exhaustive(beside="test_cli_run.py::test_a_signal_ends_the_run_cleanly")
-def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+@exhaustive(beside="test_cli_run.py::test_signal_stops_the_run_after_the_current_epoch")
+def test_signal_finishes_epoch_and_next_run_continues(tmp_path: Path, number: signal.Signals) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"
     config.write_text(CONFIG.format(home=tmp_path))

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from tests.support.case_selection import exhaustive
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +27,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def sources() -> list[str]:
-    """Return the files that git tracks or would add. In a copy without git, return all but hidden folders and leftovers of Python."""
+    """Return the files that git tracks or would add. Without git, return all but hidden folders and build output."""
     if shutil.which("git") and (ROOT / ".git").exists():
         return run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
     hidden = re.compile(r"(^|/)(\.|__pycache__/|[^/]*\.egg-info/)|^(build|dist|out|state|demo-out)/")
@@ -36,7 +37,7 @@ def sources() -> list[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with wheel and sdist, built from a copy of the files of git, without an old build folder."""
+    """Return a folder with the wheel and the sdist, built from a clean copy of the files in git."""
     home = tmp_path_factory.mktemp("built")
     for name in filter(None, sources()):
         if (ROOT / name).is_file():
@@ -46,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "dist"
 
 
-def test_the_wheel_holds_every_file_and_the_license(built: Path) -> None:
+def test_wheel_contains_every_source_file_and_the_license(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -57,27 +58,28 @@ def test_the_wheel_holds_every_file_and_the_license(built: Path) -> None:
         for p in (source / "slackwater").rglob("*")
         if p.is_file() and "__pycache__" not in p.parts
     ]
-    expected = {str(p) for p in files}  # templates, pictures and the schema, too
+    expected = {str(p) for p in files}  # including templates, pictures and the schema
     assert expected == {n for n in names if not n.split("/")[0].endswith(".dist-info")}
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert "License-Expression: Apache-2.0" in about
     assert "# Slackwater" in about
 
 
-def test_a_registry_would_take_both(built: Path) -> None:
-    """Their metadata is complete, and PyPI can render the README."""
+def test_wheel_and_sdist_pass_the_strict_twine_check(built: Path) -> None:
+    """The metadata is complete, and PyPI can render the README."""
     said = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
     assert said.count("PASSED") == 2, said
 
 
-def test_the_sdist_holds_what_a_wheel_is_made_of(built: Path) -> None:
+def test_sdist_contains_the_files_to_build_a_wheel(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {n.partition("/")[2] for n in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "src/slackwater/__init__.py", "src/slackwater/py.typed"} <= names
 
 
-def test_the_wheel_works_in_an_empty_directory(built: Path, tmp_path: Path) -> None:
+@exhaustive(beside="test_package.py::test_wheel_contains_every_source_file_and_the_license")
+def test_wheel_works_in_an_empty_directory(built: Path, tmp_path: Path) -> None:
     """Slackwater comes from the wheel alone. Its declared dependencies come from the environment of this run."""
     (wheel,) = built.glob("*.whl")
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
@@ -87,7 +89,7 @@ def test_the_wheel_works_in_an_empty_directory(built: Path, tmp_path: Path) -> N
         run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", cwd=tmp_path)
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    # path files in folders that are added are not read, so the editable install of this run stays out of it
+    # Python ignores .pth files in folders added by a .pth file, so the editable install of this run has no effect
     ours = [p for p in sys.path if Path(p).name == "site-packages"]
     (packages / "dependencies.pth").write_text("\n".join(ours) + "\n")
     empty = tmp_path / "empty"

@@ -1,4 +1,4 @@
-"""`slackwater prepare`, as people use it."""
+"""`slackwater prepare` as a command, and concurrent first fetches of the connector jars."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from slackwater.spark.sessions import jvm_launch
 from slackwater.spark.sessions.jvm_launch import find_default_java, find_fast_java
 
 
-@exhaustive(beside="test_jvm_class_archive.py::test_a_start_uses_the_archive_and_restores_the_environment")
-def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@exhaustive(beside="test_jvm_class_archive.py::test_start_uses_the_archive_and_restores_the_environment")
+def test_prepare_builds_the_class_archive_once_and_the_jvm_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     java = find_fast_java() or find_default_java()
     assert java is not None
@@ -38,7 +40,7 @@ def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatc
     assert sum(" shared objects file" in line for line in spark) > len(spark) / 2 > 1000
 
 
-def test_three_that_start_at_once_on_a_new_machine_fetch_once(tmp_path: Path) -> None:
+def test_concurrent_first_starts_share_the_fetched_jars(tmp_path: Path) -> None:
     env = {**os.environ, "SLACKWATER_CACHE": str(tmp_path)}
     fetches = "from slackwater.spark.sessions import spark_jars; print(*spark_jars.connector_jars('kafka'))"
     started = [

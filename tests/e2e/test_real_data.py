@@ -1,6 +1,6 @@
-"""Real event files through `slackwater run` with TOML: exactly the known answers.
+"""Runs of `slackwater run` over real event files emit exactly the known results.
 
-Each pipeline runs over the file as one epoch, and over the file split into twelve, one per epoch.
+Each pipeline runs over the whole file in one epoch, and over the file split into twelve parts, one per epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
 )  # the smallest file first
 @pytest.mark.parametrize("cut", select_cases(["split", "whole"]))
 @pytest.mark.usefixtures("spark")
-def test_the_known_answer_comes_out(
+def test_run_over_a_real_file_emits_the_known_result(
     shared_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -50,11 +50,11 @@ def test_the_known_answer_comes_out(
 
 
 @pytest.mark.usefixtures("spark")
-@exhaustive(beside="test_cli_run.py::test_a_wrong_clock_is_suspected_when_most_rows_are_late")
+@exhaustive(beside="test_cli_run.py::test_summary_suspects_a_wrong_clock_if_most_rows_are_late")
 def test_a_wrong_clock_in_the_input_is_reported(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first 45 rows are up to 50 days off. Nearly everything after them is late, and the run says so."""
+    """The first 45 rows are up to 50 days off. Nearly all later rows are late, and the run reports it."""
     split_file(shared_data / "wikiticker-bad-clock.json.gz", tmp_path / "in", 0)
     path = config("wiki-hourly", tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
@@ -70,11 +70,11 @@ def test_a_wrong_clock_in_the_input_is_reported(
 
 @pytest.mark.parametrize("cut", ["split", "whole"])
 @pytest.mark.usefixtures("spark")
-@exhaustive(beside="test_max_jump.py::test_the_newest_time_depends_on_the_rows_alone")
-def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
+@exhaustive(beside="test_max_jump.py::test_newest_time_does_not_depend_on_order_or_batches")
+def test_max_jump_ms_prevents_late_rows_after_wrong_event_times(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cut: str
 ) -> None:
-    """No row is late, however the file is split. The hours of the right rows are right, and the wrong dates have separate windows."""
+    """No row is late, however the file is split. Rows with wrong dates are counted in separate windows."""
     file = shared_data / "wikiticker-bad-clock.json.gz"
     if cut == "whole":
         path = config("wiki-hourly", tmp_path, str(file))
@@ -95,14 +95,14 @@ DAY_US, MINUTE_US = 86_400_000_000, 60_000_000
 
 
 @pytest.mark.usefixtures("spark")
-def test_commits_correct_their_sessions_for_a_month(
+def test_late_rows_correct_sessions_within_the_allowed_lateness(
     shared_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     postgres: Any,
 ) -> None:
-    """Rows arrive up to 250 days late. Each is in the table or among the letters, as plain loops compute it."""
+    """Rows arrive up to 250 days late. Each is in the table or is a dead letter, as in the naive oracle."""
     file = shared_data / PIPELINES["ibis"]["file"]
     split_file(file, tmp_path / "in", 1)
     url = postgres.database("ibis")

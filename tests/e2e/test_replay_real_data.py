@@ -1,4 +1,4 @@
-"""`slackwater dlq replay` applies late and bad rows of real and of small files: the target becomes the batch answer."""
+"""`slackwater dlq replay` of real late rows: the target becomes equal to the batch result."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ POLICIES = {
 @pytest.mark.shared_data
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.usefixtures("spark")
-@exhaustive(beside="test_real_data.py::test_commits_correct_their_sessions_for_a_month")
-def test_commits_that_came_up_to_250_days_late(
+@exhaustive(beside="test_real_data.py::test_late_rows_correct_sessions_within_the_allowed_lateness")
+def test_replay_of_dead_letters_makes_target_equal_batch_result(
     shared_data: Path,
     postgres: Any,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""A run as users see it: its start, a killed Spark, a bad row from Python, and an interrupt while Spark starts."""
+"""Life cycle of a run: a killed Spark, a bad row in Python, an interrupt during the start, and probes of an image."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ def clean(text: str) -> None:
 
 
 @pytest.mark.parametrize("within", [True, False])
-@exhaustive(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
-def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Path, within: bool) -> None:
-    """SIGKILL ends Spark between two epochs and within one, as the system does when memory runs out."""
+@exhaustive(beside="test_error_boundary.py::test_end_of_the_spark_process_is_reported_instead_of_other_errors")
+def test_killed_spark_is_one_line_error_and_next_start_continues(home: Path, within: bool) -> None:
+    """Kill Spark between two epochs or within one, as the system does when memory runs out."""
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
     child.wait_for(lambda: committed(home) == 0 and "epoch=0" in child.said())
     if within:
         rows(home, 2, wait=600_000)
-        planned = home / "state" / "life" / "offsets"  # the list of its files is written before it is read
+        planned = home / "state" / "life" / "offsets"  # the files of an epoch are listed there before they are read
         child.wait_for(lambda: list(planned.glob("000000001*")))
     (java,) = child.java()
     java.kill()
@@ -166,9 +166,9 @@ def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Pa
     assert "life: epoch 2, 2 rows in" in again.said()
 
 
-@exhaustive(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
-def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(home: Path) -> None:
-    """After the error is caught, the same process may run again with a new Spark."""
+@exhaustive(beside="test_error_boundary.py::test_end_of_the_spark_process_is_reported_instead_of_other_errors")
+def test_python_process_logs_runs_and_can_run_again_after_spark_is_killed(home: Path) -> None:
+    """The process catches the error and runs the pipeline again with a new Spark."""
     again = "sw.run(sw.load('life.toml'), available_now=True, flush=True)"
     script = SCRIPT.format(before="", flags={}, after="").replace(
         "finally:",
@@ -190,13 +190,13 @@ def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(hom
 
 
 @pytest.mark.parametrize("logging", ["", "logging.basicConfig(level=logging.INFO, format='mine %(name)s %(message)s')"])
-@exhaustive(beside="test_error_boundary.py::test_a_slackwater_error_is_raised_without_its_cause")
-def test_a_bad_row_is_one_line_in_python(home: Path, logging: str) -> None:
+@exhaustive(beside="test_error_boundary.py::test_slackwater_error_is_raised_without_its_cause")
+def test_bad_row_is_one_line_error_in_python(home: Path, logging: str) -> None:
     rows(home, 1, ts="nonsense")
     child = Child(home, "-c", SCRIPT.format(before=logging, flags={"available_now": True}, after=""))
     assert child.ends() == 1
     text = child.said()
-    lines = [line for line in text.splitlines() if not line.startswith("mine py4j.")]  # what the script asked for
+    lines = [line for line in text.splitlines() if not line.startswith("mine py4j.")]  # the script enables these logs
     assert lines[-1].startswith("slackwater.errors.BadRowError: life: ")
     assert text.count("(1 undecodable") == 1
     assert text.count("Traceback") == 1, "where the script called"
@@ -224,8 +224,8 @@ for work in (
 """
 
 
-@exhaustive(beside="test_error_boundary.py::test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were")
-def test_a_failed_analysis_in_a_session_of_ones_own_is_one_line(home: Path) -> None:
+@exhaustive(beside="test_error_boundary.py::test_py4j_errors_are_hidden_and_py4j_loggers_are_restored")
+def test_failed_analysis_in_user_session_is_one_line_error(home: Path) -> None:
     config = home / "life.toml"
     config.write_text(config.read_text().replace("SELECT * FROM source", "SELECT nope FROM source"))
     child = Child(home, "-c", OWN)
@@ -237,7 +237,7 @@ def test_a_failed_analysis_in_a_session_of_ones_own_is_one_line(home: Path) -> N
     assert "QueryContextLogger" not in text
 
 
-def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home: Path) -> None:
+def test_interrupt_during_spark_start_exits_and_leaves_no_process(home: Path) -> None:
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
     child.wait_for(lambda: "starting Spark" in child.said() and child.java())
     started = child.java()
@@ -251,9 +251,9 @@ def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home
     assert (len(gone), alive) == (len(started), [])
 
 
-@exhaustive(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
-def test_many_epochs_need_no_checkpoint(home: Path) -> None:
-    """When Slackwater lists the files, only the commits record where to go on."""
+@exhaustive(beside="test_epoch_calls.py::test_epoch_takes_one_spark_job_and_few_jvm_calls")
+def test_files_source_runs_without_spark_checkpoint_files(home: Path) -> None:
+    """When Slackwater lists the files, only the commits record where to continue."""
     epochs = 40
     config = (home / "life.toml").read_text().replace('format = "json"', 'format = "json"\nmax_files_per_trigger = 1')
     (home / "life.toml").write_text(config)
@@ -267,7 +267,7 @@ def test_many_epochs_need_no_checkpoint(home: Path) -> None:
 
 
 def probe(port: int, path: str) -> tuple[int, str] | None:
-    """Return the status and the phase of the run that a probe gets, or None if nothing answers."""
+    """Return the status and the run phase of a probe response, or None if the server does not respond."""
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return answer.status, json.load(answer)["phase"]
@@ -278,8 +278,8 @@ def probe(port: int, path: str) -> tuple[int, str] | None:
 
 
 @pytest.mark.parametrize("stop_moment", select_cases(["while Spark starts", "within an epoch"]))
-def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period(home: Path, stop_moment: str) -> None:
-    """The entry point of the Dockerfile runs with its arguments and environment, and with the probes and the signal of the manifest."""
+def test_image_entry_point_answers_probes_and_stops_within_grace_period(home: Path, stop_moment: str) -> None:
+    """Run the entry point of the Dockerfile with the probes and the stop signal of the Kubernetes manifest."""
     pod = deploy_files.deployment()["spec"]["template"]["spec"]
     live, ready = (pod["containers"][0][n]["httpGet"]["path"] for n in ("livenessProbe", "readinessProbe"))
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,10 +1,12 @@
-"""Sales per shop and minute, the best three shops, and refused rows, from Kafka to Postgres, Kafka and files, with kills.
+"""Compute sales per shop and minute, the best three shops, and refused rows, and kill the pipeline repeatedly.
+
+The pipeline reads from Kafka and writes to Postgres, Kafka and files.
 
 events ─▶ sales (SQL) ─▶ per_minute (window) ─┬▶ top (SQL) ─▶ a table
        │                                      └▶ a topic
        └▶ refused (SQL) ─▶ files
 
-Run once to its end, so that each of the three equals what plain loops make of all events.
+After a final run with a flush, each of the three targets must equal the result of plain loops over all events.
 """
 
 from __future__ import annotations
@@ -111,8 +113,8 @@ url = "{url}"
 """
 
 
-@exhaustive(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
-def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: Any, tmp_path: Path) -> None:
+@exhaustive(beside="test_several_targets.py::test_kill_at_any_step_repeats_at_most_the_unrecorded_write")
+def test_three_targets_equal_the_batch_result_after_kills(kafka: Any, postgres: Any, tmp_path: Path) -> None:
     url, topic = postgres.database("shop"), f"shop-{os.getpid()}"
     kafka.create(topic, 3)
     kafka.create(f"{topic}-minutes", 1)
@@ -196,7 +198,7 @@ def _moment(text: str) -> dt.datetime:
 
 
 def epoch(url: str) -> int:
-    """Return the latest commit, as anyone may read it."""
+    """Return the latest committed epoch, read directly from Postgres, or -1."""
     with psycopg.connect(url) as db:
         if db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,):
             return -1

@@ -1,4 +1,4 @@
-"""Every command and example of the pages on the state, in order, with the state in files and in Postgres."""
+"""Commands and examples of the state documentation, run in order, with the state in files and in Postgres."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IN_POSTGRES = '[state_store]\nkind = "postgres"\nurl = "${STATE_URL}"\n'
 
 @pytest.fixture(params=select_cases(["files", "postgres"]))
 def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield how the state is named. The working directory has the pipeline of the README and its events."""
+    """Yield the location of the state. The working directory contains the README pipeline and an event folder."""
     monkeypatch.chdir(tmp_path)
     config, place = block("toml"), "state"
     if request.param == "postgres":
@@ -55,7 +55,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def events(name: str, first: int, last: int) -> None:
-    """Write clicks of u1, one a minute."""
+    """Write clicks of user u1, one per minute."""
     rows = [
         {"user_id": "u1", "page_url": f"/{n % 2}", "event_type": "click", "ts": f"2024-03-01T09:{n:02}:00Z"}
         for n in range(first, last)
@@ -64,7 +64,7 @@ def events(name: str, first: int, last: int) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return the commands of the pages, one after the other."""
+    """Return the commands of the pages, in order."""
     pages = "".join((ROOT / page).read_text() for page in PAGES)
     blocks = re.findall(r"^```console\n(.*?)^```$", pages, re.DOTALL | re.MULTILINE)
     return [
@@ -73,8 +73,10 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("spark")
-@exhaustive(beside="test_open_state.py::test_commands")
-def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@exhaustive(beside="test_open_state.py::test_state_commands_list_show_and_query_windows")
+def test_documented_state_commands_succeed_in_order(
+    where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for n in range(3):
         events(f"{n}.jsonl", 3 * n, 3 * n + 3)
         assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
@@ -104,7 +106,7 @@ def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 def placed(argument: str, where: str) -> str:
-    """Replace `state`, the location on the pages, by the one of this test."""
+    """Replace `state`, the location on the pages, with the location of this test."""
     if argument == "state":
         return where
     return argument.replace("state:state#", f"state:{where}#")
@@ -141,7 +143,7 @@ def fetch_as_curl(arguments: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_page_in_python(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_python_state_queries_return_expected_rows(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     events("0.jsonl", 0, 9)
     assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
     namespace: dict[str, Any] = {}

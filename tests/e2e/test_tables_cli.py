@@ -1,4 +1,4 @@
-"""The page's pipeline over a table, by the command line: existing rows, appended rows, a new column, and a version that rewrites files."""
+"""The pipeline of docs/sources/tables.md on the command line: appended rows, a new column and deleted rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 
 
 class Clicks:
-    """The table of the page, as Delta or Iceberg."""
+    """The table of the page, in Delta or Iceberg format."""
 
     def __init__(self, kind: str, home: Path) -> None:
         self.kind, self.home = kind, home
@@ -62,9 +62,10 @@ class Clicks:
             self.lake.table().delete()
 
 
+@exhaustive(beside="test_tables_run.py::test_result_table_is_the_source_of_another_pipeline")
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("kind", select_cases(["iceberg", "delta"]))
-def test_the_page_on_tables(
+def test_pipeline_of_the_tables_page_runs_as_documented(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -152,8 +153,8 @@ path = "state"
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-@exhaustive(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
-def test_letters_are_replayed_and_history_is_read_again(
+@exhaustive(beside="test_replay.py::test_replay_brings_the_target_to_the_batch_answer")
+def test_replay_and_backfill_give_the_results_of_all_rows(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Late rows of a table correct their windows. A backfill gives the results of one run over all rows."""
@@ -201,7 +202,7 @@ def results(path: str) -> list[tuple[Any, ...]]:
 
 
 def sums(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Compute the windows of these rows by a loop."""
+    """Compute the windows of these rows with a loop."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for r in rows:
         start = r["at"].replace(microsecond=0) - dt.timedelta(seconds=r["at"].second % 4)
@@ -212,7 +213,7 @@ def sums(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 def output(home: Path) -> list[tuple[Any, ...]]:
-    """Return the written sessions by their start."""
+    """Return the written sessions, ordered by their start."""
     frame = pl.concat([pl.read_parquet(p) for p in (home / "out" / "visits").glob("*.parquet")])
     rows = frame.select("user", "clicks", pl.col("window_start").dt.replace_time_zone("UTC")).rows()
     return sorted(rows, key=lambda r: r[2])

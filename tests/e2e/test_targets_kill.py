@@ -1,5 +1,7 @@
-"""One source into a topic, a table and files, by the command line, killed by SIGKILL between the targets. Each target has the batch
-answer of its stage, once."""
+"""Run a pipeline from the command line with one source and three targets: a topic, a table and files.
+
+SIGKILL ends the run between the targets. Each target must hold the batch result of its stage exactly once.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ class Run:
 
 
 def sales(home: Path) -> list[dict[str, Any]]:
-    """Write six files with disorder. Some rows have no time and become letters."""
+    """Write six files of out-of-order rows. Rows without a time become dead letters."""
     rng, clock, sent = random.Random(11), dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC), list[dict[str, Any]]()
     (home / "in").mkdir()
     for number in range(6):
@@ -125,9 +127,9 @@ def sales(home: Path) -> list[dict[str, Any]]:
     return sent
 
 
-@exhaustive(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
+@exhaustive(beside="test_several_targets.py::test_kill_at_any_step_repeats_at_most_the_unrecorded_write")
 @pytest.mark.parametrize("state", ["postgres", "files"])
-def test_every_target_has_the_batch_answer_whatever_is_killed_between(
+def test_every_target_equals_the_batch_result_after_kills_between_targets(
     state: str, kafka: Any, postgres: Any, tmp_path: Path
 ) -> None:
     url, topic = postgres.database(f"shops_{state}"), f"minutes-{state}"

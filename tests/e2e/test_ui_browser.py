@@ -1,4 +1,4 @@
-"""The page in a real browser: headless Chromium, driven by its DevTools protocol."""
+"""Status page in a real browser: headless Chromium, driven over the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def page(tmp_path: Path) -> Iterator[tuple[UiServer, Path]]:
     running.stop()
 
 
-def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServer, Path]) -> None:
+def test_page_renders_plots_follows_commits_and_links_to_keys(browser: Browser, page: tuple[UiServer, Path]) -> None:
     running, file = page
     home = f"http://127.0.0.1:{running.port}"
     browser.open(home + "/")
     assert "law" in browser.value("document.title")
-    # all rows are accounted for, but nothing is green, because no runner is up
+    # all rows are accounted for, but nothing is green, because the runner is not active
     assert browser.value("document.querySelector('#top .sentence').classList.contains('still')")
     assert browser.value("document.querySelectorAll('svg.plot').length") >= 8
     # throughput, backlog, and rows that more lateness would have kept
@@ -40,7 +40,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     assert "more lateness on each source you would have kept at least" in browser.value(
         "document.querySelector('#rows .advice').textContent"
     )
-    # nothing is empty, too long or outside the page
+    # plots are not empty, and the page does not overflow
     assert browser.value(
         "[...document.querySelectorAll('svg.plot:not(.slim)')].every(s => s.getBoundingClientRect().height > 8)"
     )
@@ -51,7 +51,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
         browser.dark(dark)
         colours.append(browser.value("getComputedStyle(document.body).backgroundColor"))
     assert colours[0] != colours[1]
-    # it follows commits, and tables that are open stay open
+    # the page follows commits, and open tables stay open
     wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")
     browser.value("document.querySelector('#rows details').open = true; window.same = 1; 1")
     before = browser.value("document.querySelector('#top dd').textContent")
@@ -62,12 +62,12 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     wait_until(lambda: browser.value("document.querySelector('#rows details').open"))
     assert browser.value("window.same") == 1  # the page was not reloaded
     assert browser.value("document.getElementById('link').textContent") == "live"
-    # from a bin to a key with the pointer
+    # navigate from a bin to a key with the pointer
     browser.follow("#closing svg a .reach", "/closing?from=")
     browser.follow(".keys tbody a", "/key?user")
     assert browser.value("document.querySelectorAll('svg .session').length") >= 1
     assert "open session" in browser.value("document.querySelector('pre').textContent")
-    # and with the keyboard
+    # navigate to a bin with the keyboard
     browser.open(home + "/")
     browser.value("document.querySelector('#closing svg a').focus(); 1")
     assert browser.value("document.activeElement.getAttribute('aria-label')")
@@ -79,8 +79,8 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     assert any(url.endswith("/static/htmx.min.js") for url in browser.requests())
 
 
-@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
-def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple[UiServer, Path]) -> None:
+@exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
+def test_slider_opens_retained_commit_and_returns_to_latest(browser: Browser, page: tuple[UiServer, Path]) -> None:
     running, _ = page
     home = f"http://127.0.0.1:{running.port}"
     browser.open(home + "/")
@@ -95,9 +95,9 @@ def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple
     assert browser.complaints() == []
 
 
-@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
-def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path) -> None:
-    """Click from the drawing to a stage, from its histogram to a key, and to the join at the end. The page follows commits."""
+@exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
+def test_stage_pages_are_linked_and_follow_commits(browser: Browser, tmp_path: Path) -> None:
+    """Click from the graph to a stage and from a histogram to a key, then open the join and add a commit."""
     file = three_stage_pipeline.run_pipeline(tmp_path)
     running = serve_pages([open_page_source(file)], 0)
     home = f"http://127.0.0.1:{running.port}"
@@ -128,8 +128,8 @@ def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path
         running.stop()
 
 
-@exhaustive(beside="test_ui_join.py::test_a_join_has_no_bins_and_its_rows_add_up")
-def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
+@exhaustive(beside="test_ui_join.py::test_join_page_does_not_show_windows_and_accounts_for_all_rows")
+def test_join_page_draws_waiting_rows(browser: Browser, tmp_path: Path) -> None:
     home = tmp_path / "join"
     joined_and_counted(home)
     running = serve_pages(load_page_sources(str(home)), 0)
@@ -143,8 +143,8 @@ def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
         running.stop()
 
 
-@exhaustive(beside="test_ui_blocks.py::test_hostile_keys_are_text")
-def test_a_hostile_key_runs_nothing(browser: Browser, page: tuple[UiServer, Path], tmp_path: Path) -> None:
+@exhaustive(beside="test_ui_blocks.py::test_hostile_keys_are_escaped_in_every_page")
+def test_hostile_key_does_not_execute_script(browser: Browser, page: tuple[UiServer, Path], tmp_path: Path) -> None:
     running, _ = page
     home = f"http://127.0.0.1:{running.port}"
     for key in ("%3Cscript%3Ewindow.bad%3D1%3C%2Fscript%3E", "%22%3E%3Cimg%20src%3Dx%20onerror%3Dwindow.bad%3D1%3E"):

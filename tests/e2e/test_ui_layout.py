@@ -1,4 +1,4 @@
-"""Every state of the page in a browser: nothing is cut off on a phone, and all text has the contrast of WCAG 2.2 AA."""
+"""Layout of every page state in a browser: phones cut off no content, and all text has the contrast of WCAG 2.2 AA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.browser import Browser
 from tests.support.case_selection import exhaustive
 from tests.support.ui_scenes import Scene, scenes
 
-# every element that is shown and reaches beyond the window, or whose content is wider than itself
+# returns visible elements that extend beyond the window, or whose content is wider than the element
 CUT = """
 (() => {
   for (const d of document.querySelectorAll('details')) d.open = true;
@@ -29,7 +29,7 @@ CUT = """
   return found.slice(0, 12);
 })()
 """
-# the colours of each shown text and of its background
+# returns visible texts whose contrast with their background is below 4.5
 FAINT = """
 (() => {
   for (const d of document.querySelectorAll('details')) d.open = true;
@@ -66,16 +66,16 @@ def size(browser: Browser, width: int) -> None:
     browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
 
 
-@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
+@exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
 @pytest.mark.parametrize("width", [320, 400, 1280])
-def test_nothing_is_cut_off(browser: Browser, shown: list[Scene], width: int) -> None:
+def test_page_content_is_not_cut_off_at_any_width(browser: Browser, shown: list[Scene], width: int) -> None:
     size(browser, width)
     wrong: dict[str, Any] = {}
     for scene in shown:
         browser.open(scene.url)
         if cut_off := browser.value(CUT):
             wrong[scene.name] = cut_off
-        # each drawing is visible once, for this width
+        # every visible plot has a height at this width
         assert browser.value(
             "[...document.querySelectorAll('svg.plot')].filter(s => s.checkVisibility()).every(s => s.getBoundingClientRect().height > 8)"
         ), scene.name
@@ -83,9 +83,9 @@ def test_nothing_is_cut_off(browser: Browser, shown: list[Scene], width: int) ->
     assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)
 
 
-@exhaustive(beside="test_ui_contrast.py::test_colours_are_distinguishable")
+@exhaustive(beside="test_ui_contrast.py::test_colours_meet_the_wcag_contrast_ratios")
 @pytest.mark.parametrize("width", [400, 1280])
-def test_all_text_has_contrast(browser: Browser, shown: list[Scene], width: int, tmp_path: Path) -> None:
+def test_all_text_has_sufficient_contrast(browser: Browser, shown: list[Scene], width: int, tmp_path: Path) -> None:
     size(browser, width)
     wrong: dict[str, Any] = {}
     for scene in shown:

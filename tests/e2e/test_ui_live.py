@@ -1,5 +1,5 @@
-"""The page in a real browser next to real runs: sessions of messages during the run and after the runner died, and a topic with an idle
-partition and a backlog."""
+"""The page in a real browser next to real runs: sessions during a run and after the runner is killed, and a topic with
+an idle partition and a backlog."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ checkpoint_interval_ms = "1s"
 
 
 class Run:
-    """`slackwater run FILE --ui` in its own process. `home` is the address of its page."""
+    """Process of `slackwater run FILE --ui`. `home` is the address of the page."""
 
     def __init__(self, file: Path) -> None:
         command = [sys.executable, "-m", "slackwater.cli.main", "run", file.name, "--ui", "--ui-port", "0"]
@@ -148,8 +148,8 @@ def epoch(browser: Browser) -> int:
     return int(text(browser, "#top dd").replace(",", "") or -1)
 
 
-@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
-def test_sessions_of_messages_while_they_are_read_and_after_a_death(
+@exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
+def test_page_follows_a_session_run_and_reports_a_killed_runner(
     browser: Browser, started: Any, shared_data: Path, tmp_path: Path
 ) -> None:
     split_file(shared_data / "CollegeMsg.txt", tmp_path / "all", 1)
@@ -177,7 +177,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     assert "Every row is accounted for" in text(browser, "#top .sentence")
     assert browser.value("document.querySelectorAll('#pace svg .phase.plan').length") > 0
     browser.both_colours(tmp_path, "running")
-    # from the histogram to a key
+    # follow the links from the histogram to a key
     wait_until(lambda: browser.value("document.querySelectorAll('#closing svg a .reach').length") > 0)
     browser.follow("#closing svg a .reach", "/closing?from=")
     wait_until(lambda: browser.value("document.querySelectorAll('.keys tbody a').length") > 0)
@@ -201,8 +201,8 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
         dead.stop()
 
 
-@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
-def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
+@exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
+def test_page_shows_an_idle_partition_and_the_backlog_of_a_topic(
     browser: Browser, started: Any, topic: Any, tmp_path: Path
 ) -> None:
     stream: Topic = topic(3)

@@ -1,4 +1,4 @@
-"""A connector in a package of a user runs on Spark, is killed, starts again, and every command reads what it left."""
+"""A connector from a user's package on Spark: a run is killed and restarted, and every command works with it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.support.case_selection import exhaustive
 from tests.support.run_process import read_log, start_run
 from tests.support.toy_packages import CONFIG, install_journal_connector
 
@@ -20,7 +21,7 @@ LINES = 120
 
 
 def entry(i: int) -> str:
-    """Return one line of the journal: every fifth is a refund, which the source leaves out, and one has no time."""
+    """Return a line of the journal. Every fifth line is a refund, which the source skips. Line 33 has no event time."""
     time_text = None if i == 33 else f"2024-01-01T00:{i // 60:02}:{i % 60:02}Z"
     return json.dumps({"topic": "order.eu" if i % 5 else "refund", "user": f"u{i % 3}", "amount": i, "ts": time_text})
 
@@ -67,7 +68,8 @@ def command(folder: Path, *arguments: str) -> str:
     return str(done.stdout + done.stderr)
 
 
-def test_a_killed_run_publishes_each_window_once(folder: Path) -> None:
+@exhaustive(beside="test_faults.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
+def test_killed_run_of_a_user_connector_publishes_each_window_once(folder: Path) -> None:
     config = folder / "totals.toml"
     run = start_run(config, PYTHONPATH=python_path(folder))
     until = time.monotonic() + 120
@@ -78,7 +80,7 @@ def test_a_killed_run_publishes_each_window_once(folder: Path) -> None:
     before = published(folder)
     assert 0 < before.total() < expected_rows().total(), read_log(config)
     with (folder / "out" / "totals.journal").open("a") as journal:
-        journal.write('{"writer": "totals", "epo')  # what a process leaves that is killed while it writes
+        journal.write('{"writer": "totals", "epo')  # the incomplete entry of a process that is killed while it writes
 
     assert start_run(config, "--flush", PYTHONPATH=python_path(folder)).wait(timeout=150) == 0, read_log(config)
     assert published(folder) == expected_rows()
@@ -87,7 +89,7 @@ def test_a_killed_run_publishes_each_window_once(folder: Path) -> None:
     assert len([line for line in shown if line.startswith("{")]) == expected_rows().total()
     assert f'{{"line": {LINES}}}' in command(folder, "state", "show", "state")
     assert "no event time" in command(folder, "dlq", "show", "totals.toml")
-    # a replay turns the letter into a row of the source again; it still has no time
+    # the replayed row still has no event time
     replayed = command(folder, "dlq", "replay", "totals.toml")
     assert "1 letter not applied: bad again: no event time" in replayed, replayed
     assert f"equal      {expected_rows().total()}" in command(folder, "diff", "totals.toml", "totals.toml")

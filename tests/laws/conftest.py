@@ -1,4 +1,4 @@
-"""How many examples hypothesis draws for a law, and that it draws the same ones where CI is set; and in which epochs rows are foreseen."""
+"""Hypothesis profile of the laws: the number of examples, fixed examples in CI, and the `early_statistics` fixture."""
 
 from __future__ import annotations
 

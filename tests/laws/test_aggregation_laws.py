@@ -1,4 +1,4 @@
-"""Every aggregation in every kind of window agrees with the naive oracle, however rows are cut, ordered and sharded."""
+"""Every aggregation in every window kind equals the naive oracle, for any batches, order and shards of rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTED = {"k": 2, "max_distinct_values_per_group": 1000}
 
 
 class Spread(Aggregator):
-    """The distance of the largest from the smallest product of two columns, and how many products there are."""
+    """Difference between the largest and the smallest product of two columns, and the number of products."""
 
     inputs: Mapping[str, str] = {"left": "double", "right": "bigint"}
     accumulators: Mapping[str, str] = {"low": "double", "high": "double", "seen": "array<double>"}
@@ -56,7 +56,7 @@ def agg(kind: str, column: str | None = None, **more: Any) -> Aggregation:
     return Aggregation(agg=kind, column=column, as_=f"{kind}_{column}_{more.get('by') or more.get('quantile')}", **more)
 
 
-# types of every kind are in tests/spark and tests/contract; here are those whose order or arithmetic is special
+# tests/spark and tests/contract cover all types; the types here have a special order or arithmetic
 ALL = [
     agg("count"),
     *(agg(kind, column) for kind, column in (("var", "f"), ("var", "w"), ("stddev", "m"))),
@@ -74,7 +74,7 @@ def window(kind: str, aggregations: list[Aggregation] = ALL, **given_: Any) -> W
 
 @st.composite
 def rows(draw: st.DrawFn, most: int = 20) -> list[dict[str, Any]]:
-    """Rows in event-time order with few distinct values, so that there are ties."""
+    """Draw rows in event-time order with few distinct values, so that ties occur."""
     drawn_rows = draw(ordered_rows(most))
     for row in drawn_rows:
         row["w"] = draw(st.sampled_from([None, -1, 2, 5]))
@@ -87,7 +87,7 @@ def rows(draw: st.DrawFn, most: int = 20) -> list[dict[str, Any]]:
 
 
 def oracle_answer(kind: str, given_: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The oracle over the built-ins, and this module's own loop for the user-defined one."""
+    """Compute built-in aggregations by the oracle, and the user-defined one by a loop in this module."""
     shape = window(kind, ALL[:-1])
     expected_rows = []
     for row in window_oracle.batch_windows(
@@ -106,7 +106,7 @@ def same_key(a: Any, b: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Equal answers become equal: NaN a word, times in µs, floats to ten digits."""
+    """Normalize a value for comparison: NaN as a word, times in µs, floats with ten digits."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if k not in ("session_id", "_epoch")}
     if isinstance(value, list):
@@ -136,7 +136,7 @@ def test_ordered_input_gives_the_batch_result(kind: str, data: st.DataObject) ->
 
 @KINDS
 @given(data=st.data())
-def test_disorder_and_death_change_nothing(kind: str, data: st.DataObject) -> None:
+def test_disorder_and_crashes_do_not_change_results(kind: str, data: st.DataObject) -> None:
     given_ = data.draw(rows(most=12))
     shuffled = data.draw(st.permutations(given_))
     dying: list[Any] = []
@@ -150,7 +150,7 @@ def test_disorder_and_death_change_nothing(kind: str, data: st.DataObject) -> No
 
 
 @given(data=st.data())
-def test_groups_are_admitted_alike_whether_rows_are_lifted_in_sql_or_in_the_shards(data: st.DataObject) -> None:
+def test_group_limit_admits_same_groups_for_rows_lifted_in_sql_or_shards(data: st.DataObject) -> None:
     given_ = data.draw(st.permutations(data.draw(rows())))
     epochs = script(data.draw(splits(given_)))
     few = {"max_groups_per_window": 3, "on_state_cap": "drop_new_groups"}
@@ -162,8 +162,8 @@ def test_groups_are_admitted_alike_whether_rows_are_lifted_in_sql_or_in_the_shar
 
 @KINDS
 @pytest.mark.parametrize("column", ["a", "b", "c"])
-def test_variance_keeps_its_bound_where_the_mean_is_far_from_zero(kind: str, column: str) -> None:
-    """1e9 ± 1: the squares are beyond the digits of a double, their distances from the mean are not."""
+def test_variance_error_is_bounded_for_mean_far_from_zero(kind: str, column: str) -> None:
+    """For 1e9 ± 1, a double has enough digits for the distances from the mean, but not for the squares."""
     values = {"a": [1e9 + n % 3 - 1 for n in range(300)], "b": [1e-9 * n for n in range(300)], "c": [0.1] * 300}[column]
     given_ = [{"ts": n // 40 * 1000, "k": 0.0, "u": "a", "f": v} for n, v in enumerate(values)]
     shape = window(kind, [agg("var", "f"), agg("count", "f")])
@@ -180,10 +180,11 @@ def test_variance_keeps_its_bound_where_the_mean_is_far_from_zero(kind: str, col
 @pytest.mark.semantics("aggregations")
 @KINDS
 @pytest.mark.parametrize("size", select_cases([5000, 190, 3]))
-def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: int) -> None:
+def test_quantile_rank_error_is_bounded_for_any_batch_size(kind: str, size: int) -> None:
     """`approx_quantile` stays within its rank error, however rows are batched.
 
-    Values over 20 ms, a tenth of them NaN: ranks among a window's own values are within 1.33 % (99 % of them), here 3 %.
+    The values span 20 ms, and a tenth of them are NaN. The error of 99 % of the ranks is within 1.33 %.
+    The test allows 3 %.
     """
     quantiles = [0, 0.01, 0.25, 0.5, 0.75, 0.89, 0.95, 1]
     given_ = [
@@ -216,7 +217,7 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
         (agg("top_k", "x", k=1, max_distinct_values_per_group=2), 'has 3 distinct values of "x" in one group, but max_distinct_values_per_group is 2'),
     ],
 )  # fmt: skip
-def test_a_group_over_its_value_limit_fails(kind: str, epochs: int, given_: Aggregation, message: str) -> None:
+def test_group_over_value_limit_fails_the_run(kind: str, epochs: int, given_: Aggregation, message: str) -> None:
     """The run fails if a group exceeds a limit on its values, and the error names the limit."""
     input_rows = [{"ts": n * 1000, "k": 0.0, "u": "a", "x": n} for n in range(3)]
     cut = [input_rows] if epochs == 1 else [[r] for r in input_rows]

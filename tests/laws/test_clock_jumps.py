@@ -1,7 +1,7 @@
-"""A clock that is set forward or back between epochs and between starts changes no result, and delays none for long.
+"""Clock jumps: a clock that is set forward or back changes no result, and delays none for long.
 
-clock of the machine   ──▶──▶ │ a day back: ──▶──▶ │ an hour forward: ──▶──▶      event times go on as before
-watermark              ──▶──▶───▶──▶──────────────────▶──▶                        it follows the events alone
+clock of the machine   ──▶──▶ │ a day back: ──▶──▶ │ an hour forward: ──▶──▶      event times continue
+watermark              ──▶──▶───▶──▶──────────────────▶──▶                        follows only the events
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ COUNT = [sw.Aggregation(agg="count", as_="n")]
 
 
 def answer(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int, int]], dict[str, Any]]:
-    """Run a seed's graph: the results by stage, the watermarks of all stages after each epoch, and what was counted.
+    """Run the graph of a seed. Return the results by stage, the watermarks after each epoch, and the counters.
 
-    `jumps`: the clock is set to another time before some epochs, by up to a day.
+    `jumps`: set the clock forward or back before some epochs, by about a day or an hour.
     """
     rng, clock = random.Random(seed), random.Random(-1 - seed)
     lateness = rng.choice([0, 10])
@@ -62,7 +62,7 @@ def answer(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, 60, 10)))
-def test_no_result_depends_on_the_clock(first: int) -> None:
+def test_results_and_watermarks_do_not_depend_on_the_clock(first: int) -> None:
     seeds.hide_warnings()
     assert len(SOURCES) == 3
     for seed in range(first, first + 10):
@@ -75,7 +75,7 @@ def test_no_result_depends_on_the_clock(first: int) -> None:
 
 
 @pytest.mark.parametrize("hours", [-24, -1, 1, 24])
-def test_open_windows_are_emitted_again_whatever_the_clock_was_set_to(hours: int) -> None:
+def test_open_windows_are_updated_again_after_a_clock_jump(hours: int) -> None:
     """
     clock     00:00    00:10             set to another time     + 20 s: at the latest now
     row       1        2                 3                       4

@@ -1,7 +1,7 @@
-"""Segments are merged next to the epochs: whenever that is done, and whenever it is taken, the answer is the same.
+"""Concurrent merges of segments: the results do not depend on when a merge ends or is applied.
 
 commits   1    2    3    4    5
-merging   ├─── a late thread ───┤         taken by the epoch after it, or by none if an epoch merged some of these itself
+merging   ├─── a late thread ───┤         applied by the next epoch, or discarded if an epoch merged one of them
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slackwater.state.files.segments import SegmentMerge
 
 
 class RandomlyDone(Future[Any]):
-    """Done at some look at it, and not before."""
+    """Future that completes at a random call of `done`."""
 
     def __init__(self, rng: random.Random, work: Callable[[], Any]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class RandomlyDone(Future[Any]):
 
 
 class Thread:
-    """In the place of the thread that merges: nothing happens by itself."""
+    """Stand-in for the thread that merges. Work runs only when a caller polls its future."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -50,7 +50,7 @@ class Thread:
 
 @pytest.fixture
 def count_merges(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
-    """Two segments are a pile, three of them an epoch's; how often what was merged was taken, and how often it could not be."""
+    """Lower the merge thresholds, and count the applied merges (True) and the discarded ones (False)."""
     rng, merge_counts = random.Random(1), {True: 0, False: 0}
     applied = SegmentMerge.apply
 
@@ -71,6 +71,6 @@ def count_merges(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
 @pytest.mark.parametrize(
     "law", select_cases([updates, joins, revisions, final_results], keep=2), ids=lambda law: law.__name__
 )
-def test_the_answer_does_not_depend_on_when_segments_are_merged(law: Any, count_merges: dict[bool, int]) -> None:
+def test_results_do_not_depend_on_when_segments_are_merged(law: Any, count_merges: dict[bool, int]) -> None:
     for seed in range(40):
         law.check_seed(seed)

@@ -1,4 +1,4 @@
-"""Stopped, changed and started again: seeded runs of `config_changes.py`, and timelines drawn by hand."""
+"""Config changes between two starts: seeded runs of `config_changes.py`, and timelines drawn by hand."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))
 
 @pytest.mark.parametrize("kind", select_cases(["session", "tumbling", "hopping"], keep=2))
 @pytest.mark.parametrize("crashes", select_cases([True, False]))
-def test_a_changed_run_is_the_mixed_oracle(kind: str, crashes: bool) -> None:
+def test_runs_with_config_changes_match_the_oracle(kind: str, crashes: bool) -> None:
     for seed in range(SEEDS):
         config_changes.check_run(seed, kind, crashes)
 
 
-def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
-    """Gaps up and down, caps up, in any disorder; every row is used once, refused or late, by any number of shards."""
+def test_sessions_never_overlap_or_reach_the_cap_after_config_changes() -> None:
+    """The gap grows and shrinks, and the cap grows. Each used row counts once, for any number of shards."""
     cut = 0
     for seed in range(SEEDS):
         chance = random.Random(seed)
         first, items = config_changes.make_script(seed, "session")
-        items = [[{**r, "ts": r["ts"] // 4} for r in i] if isinstance(i, list) else i for i in items]  # crowded
+        items = [[{**r, "ts": r["ts"] // 4} for r in i] if isinstance(i, list) else i for i in items]  # closer together
         config = first = replace(first, allowed=None, aggs=("n", "ids"), cap=chance.choice([10, 13]))
         script: list[Any] = []
         for item in items:
@@ -54,7 +54,7 @@ def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
         cut += result.counters.emitted.get("cap", 0)
         assert sum(r["n"] for r in result.rows) == result.counters.rows_used, seed
         times_of = {r["id"]: r["ts"] for i in items if isinstance(i, list) for r in i}
-        told_apart = len(times_of) == result.counters.rows_in  # more than 60 rows have ids twice
+        told_apart = len(times_of) == result.counters.rows_in  # ids repeat after 60 rows
         for user in (None, "a", "b"):
             user_sessions = sorted(
                 (r["window_start"], r["window_end"], r["ids"]) for r in result.rows if r["u"] == user
@@ -72,7 +72,7 @@ def rows(*times: int, u: str = "a") -> RowsInput:
 
 
 def read_counts(result: LocalResult) -> list[tuple[int, ...]]:
-    """(start, end, count) in milliseconds."""
+    """Return (start, end, count) of all rows. Times are in milliseconds."""
     return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in result.rows)
 
 
@@ -80,7 +80,7 @@ def far(gap: int, cap: int = 1000, **more: Any) -> Window:
     return replace(Config("session", gap=gap, cap=cap, lateness=1000), **more).window
 
 
-def test_a_larger_gap_joins_at_once_what_it_makes_touch(tmp_path: Path) -> None:
+def test_larger_gap_merges_touching_sessions_at_the_start(tmp_path: Path) -> None:
     """
     gap 5     [0]    [9 ── 12]      [33]
     gap 10    [0 ─────── 12]22      [33]      before any row touches them
@@ -98,10 +98,10 @@ def test_a_larger_gap_joins_at_once_what_it_makes_touch(tmp_path: Path) -> None:
     ]
 
 
-def test_a_smaller_gap_leaves_sessions_whole_and_closes_those_it_passed_in_the_next_epoch() -> None:
+def test_smaller_gap_does_not_split_sessions_and_closes_overdue_ones() -> None:
     """
     gap 20      [0 ── 15]35        watermark 18
-    gap 2       [0 ── 15]17        was passed: closes with the next tick
+    gap 2       [0 ── 15]17        overdue: closes with the next tick
     """
     window = replace(Config("session", gap=20), lateness=0).window
     smaller = replace(Config("session", gap=2), lateness=0).window
@@ -110,10 +110,10 @@ def test_a_smaller_gap_leaves_sessions_whole_and_closes_those_it_passed_in_the_n
     assert (result.rows[0]["_epoch"], result.counters.emitted) == (3, {"close": 1})
 
 
-def test_what_closed_and_was_forgotten_is_not_opened_again_by_a_larger_gap() -> None:
+def test_larger_gap_does_not_reopen_closed_sessions() -> None:
     """
-    gap 5     [0 ── 3]8      watermark 20: closed, its floor forgotten
-    gap 50    a row at 5 or 12 would be within the gap of the watermark, and stays late: 12 < 20 - 5
+    gap 5     [0 ── 3]8      watermark 20: closed, its floor removed
+    gap 50    rows at 5 and 12 are within the gap of the watermark, but stay late: 12 < 20 - 5
     """
     config = Config("session", gap=5)
     script = [rows(0, 3), rows(20, u="b"), Restart(replace(config, gap=50).window), rows(5, 12), rows(15)]
@@ -122,14 +122,14 @@ def test_what_closed_and_was_forgotten_is_not_opened_again_by_a_larger_gap() -> 
     assert result.counters.rows_late == 2
 
 
-def test_sessions_that_together_would_reach_the_cap_stay_two() -> None:
+def test_larger_gap_does_not_merge_sessions_beyond_the_cap() -> None:
     """cap 100, gap 5 to 20: [0 ── 90] [100 ── 130] touch, and a row at 95 in between joins the first."""
     first, second = [*range(0, 91, 5)], [*range(100, 131, 5)]
     script = [rows(*second), rows(*first), Restart(far(20, 100)), rows(95), rows(140)]
     assert read_counts(run_local(far(5, 100), script, SCHEMA)) == [(0, 100, 20), (100, 160, 8)]
 
 
-def test_a_higher_cap_holds_for_what_was_not_cut_yet_under_the_pieces_that_are_there() -> None:
+def test_higher_cap_merges_the_pieces_of_open_sessions() -> None:
     times = [*range(0, 60, 4)]
     cut = run_local(far(5, 20), [rows(*times)], SCHEMA)
     assert len(cut.rows) == 3
@@ -137,13 +137,13 @@ def test_a_higher_cap_holds_for_what_was_not_cut_yet_under_the_pieces_that_are_t
     assert read_counts(run_local(far(5, 20), [rows(*times), Restart(far(5, 500))], SCHEMA)) == [(0, 61, 15)]
 
 
-def test_a_smaller_gap_settles_pieces_first() -> None:
-    """Pieces of a run are 12 apart: with the gap down to 2 they stay the sessions that the cap makes of them."""
+def test_smaller_gap_does_not_split_sessions_that_the_cap_cut() -> None:
+    """Rows are 12 ms apart. With a gap of 2 ms, they stay in the sessions that the cap cut."""
     times = [0, 12, 24, 36, 48]
     assert read_counts(run_local(far(15, 30), [rows(*times), Restart(far(2, 30))], SCHEMA)) == [(0, 26, 3), (36, 50, 2)]
 
 
-def test_updates_that_a_larger_gap_joins_supersede_one() -> None:
+def test_larger_gap_supersedes_one_of_two_emitted_updates() -> None:
     def updates(gap: int) -> Window:
         return far(gap).model_copy(update={"emit": "updates"})
 
@@ -152,10 +152,10 @@ def test_updates_that_a_larger_gap_joins_supersede_one() -> None:
     assert [(r["window_start"] // MS, r["_epoch"]) for r in result.gone] == [(9, 2)]
 
 
-def test_what_was_told_before_a_change_is_taken_back_after_any_number_of_starts() -> None:
+def test_updates_before_a_change_are_superseded_after_several_restarts() -> None:
     """
-    updates     [0]5      [9]14     both are told
-    on_close    row 4 joins them, two starts later: [0 ── 9]14 replaces both
+    updates     [0]5      [9]14     both are emitted
+    on_close    row 4 merges them, after two more restarts: [0 ── 9]14 replaces both
     """
     updates = far(5).model_copy(update={"emit": "updates"})
     script = [rows(0, 9), Quiet(500), Restart(far(5)), Restart(), Restart(), rows(4)]
@@ -165,8 +165,8 @@ def test_what_was_told_before_a_change_is_taken_back_after_any_number_of_starts(
     assert [r["window_start"] // MS for r in result.gone] == [9]
 
 
-def test_a_cap_that_cuts_what_was_told_as_one() -> None:
-    """The target holds two cut sessions; a higher cap makes them one, which replaces both."""
+def test_higher_cap_supersedes_cut_sessions_in_the_target() -> None:
+    """The target contains two cut sessions. A higher cap merges them into one session, which replaces both."""
 
     def updates(cap: int) -> Window:
         return far(5, cap).model_copy(update={"emit": "updates"})
@@ -176,7 +176,7 @@ def test_a_cap_that_cuts_what_was_told_as_one() -> None:
     assert read_counts(result)[-2:] == [(0, 21, 5), (12, 21, 2)]
 
 
-def test_gaps_of_rows_go_on_by_another_expression() -> None:
+def test_gap_expression_can_change_but_not_to_a_constant() -> None:
     def by(gap: str) -> Window:
         return far(5).model_copy(update={"gap_ms": gap})
 
@@ -209,7 +209,7 @@ class Sums(Aggregator):
 
 
 class Sticky(Sums):
-    """NULL once a part is NULL: nothing to begin with."""
+    """NULL if one part is NULL, so the result for no rows changes each merge."""
 
     def merge(self, total: pl.Expr) -> dict[str, pl.Expr]:
         return {"total": pl.when(total.null_count() == 0).then(total.max())}
@@ -221,7 +221,7 @@ def custom(cls: type[Aggregator]) -> Window:
     return window.model_copy(update={"aggregations": (*window.aggregations, added)})
 
 
-def test_an_aggregation_of_ones_own_begins_with_no_rows_or_is_refused() -> None:
+def test_added_custom_aggregation_starts_without_rows_or_is_rejected() -> None:
     result = run_local(far(5), [rows(0, 2), Restart(custom(Sums)), rows(3)], SCHEMA)
     assert [(r["n"], r["own"]) for r in result.rows] == [(3, 1.0)]
     with pytest.raises(
@@ -230,12 +230,13 @@ def test_an_aggregation_of_ones_own_begins_with_no_rows_or_is_refused() -> None:
         run_local(far(5), [rows(0, 2), Restart(custom(Sticky)), rows(3)], SCHEMA)
 
 
-def test_a_removed_aggregation_whose_class_is_gone_is_taken_out(tmp_path: Path) -> None:
+def test_removed_aggregation_is_dropped_even_if_its_class_is_missing(tmp_path: Path) -> None:
     run_local(custom(Sums), [rows(0, 2)], SCHEMA, state_dir=str(tmp_path), flush=False)
     (path,) = (tmp_path / "law" / "manifests").glob("*.json")
     assert "Sums" in path.read_text()
     text, _, _ = path.read_text().rstrip("\n").rpartition("\n")
-    text = text.replace("test_changed:Sums", "test_gone:Sums")
+    assert "test_config_changes:Sums" in text
+    text = text.replace("test_config_changes:Sums", "test_missing_module:Sums")
     from slackwater.storage.arrow_files import file_checksum
 
     path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
@@ -243,8 +244,8 @@ def test_a_removed_aggregation_whose_class_is_gone_is_taken_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
-def test_other_shards_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
-    """2, 8, 3 shards with the state kept: what each epoch publishes is byte for byte what two shards publish."""
+def test_resharding_does_not_change_the_published_bytes(kind: str, tmp_path: Path) -> None:
+    """A run with 2, 8 and 3 shards publishes the same bytes per epoch as a run with two shards."""
     first, items = config_changes.make_script(7, kind)
     batches = [item for item in items if isinstance(item, list) and item]
     frames: dict[str, list[bytes]] = {}
@@ -267,8 +268,8 @@ def _bytes(frame: pl.DataFrame) -> bytes:
     return encode_frame(frame).to_pybytes()  # type: ignore[no-any-return]
 
 
-def test_a_join_before_a_window_that_changes() -> None:
-    """The second stage's state goes on by the changed window."""
+def test_window_after_a_join_can_change_but_the_join_cannot() -> None:
+    """The state of the second stage continues with the changed window."""
     from slackwater.config.join import Join
 
     join = Join(kind="inner", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=5)
@@ -292,7 +293,7 @@ def test_a_join_before_a_window_that_changes() -> None:
 
 
 @pytest.mark.parametrize("step", [f"{p}.{s}" for p in ("read", "stage", "commit") for s in ("before", "after")])
-def test_dying_at_any_step_of_the_change_leaves_a_state_that_goes_on(step: str) -> None:
+def test_restart_with_a_change_succeeds_after_a_kill_at_any_step(step: str) -> None:
     before = Config("session", lateness=50)
     after = Config("session", gap=9, lateness=50, aggs=("n", "fs"), shards=3)
     script = [rows(0, 7), Crash(step), Restart(after.window, 3), rows(9)]

@@ -1,6 +1,7 @@
-"""The contract followed row by row: every type, several sources, idleness, late rows, bounds, and when rows come out.
+"""Check the contract row by row: every type, several sources, idleness, late rows, bounds, and the time of emission.
 
-The model is `naive_oracle.py`, which shares no code with the engine. `SLACKWATER_LAWS_EXAMPLES` raises the number of examples.
+The model is `naive_oracle.py`, which shares no code with the engine. `SLACKWATER_LAWS_EXAMPLES` raises the number of
+examples.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ from slackwater.testing.memory_target import START_US
 @LAW
 @given(data=st.data())
 def test_every_aggregation_matches_the_oracle(kind: str, data: st.DataObject) -> None:
-    """Counts, sums, averages, extremes, first and last values match the oracle for any row order, batches and shards."""
+    """Counts, sums, averages, extremes, first and last values match the oracle for any row order, batches and
+    shards.
+    """
     rows = data.draw(ascending(most=16, values=tuple(VALUES)))
     keys = data.draw(st.sampled_from([("u",), ("f",), ("d", "b"), ("t", "y"), ("z", "s"), ("u", "f", "i")]))
     lateness = data.draw(st.sampled_from([0, 3, 30]))
@@ -66,7 +69,7 @@ def test_every_aggregation_matches_the_oracle(kind: str, data: st.DataObject) ->
 @pytest.mark.parametrize("kind", PANES)
 @LAW
 @given(data=st.data())
-def test_no_keys_at_all_is_one_group(kind: str, data: st.DataObject) -> None:
+def test_window_without_keys_is_one_group(kind: str, data: st.DataObject) -> None:
     rows = data.draw(ascending())
     spec = spec_of(kind, ())
     result = run_local(window_of(spec), rows_inputs(data.draw(cut(rows))), SCHEMA, shards=data.draw(st.integers(1, 3)))
@@ -187,7 +190,7 @@ def test_sessions_of_a_key_never_overlap_and_never_reach_the_cap(data: st.DataOb
 @pytest.mark.parametrize("kind", KINDS)
 @LAW
 @given(data=st.data())
-def test_dying_twice_with_two_sources_and_another_shard_count_changes_nothing(kind: str, data: st.DataObject) -> None:
+def test_crashes_and_resharding_with_two_sources_do_not_change_results(kind: str, data: st.DataObject) -> None:
     rows = data.draw(st.permutations(data.draw(ascending())))
     script = data.draw(two_sources(rows, quiet=False))
     crashes = data.draw(
@@ -221,7 +224,7 @@ def test_dying_twice_with_two_sources_and_another_shard_count_changes_nothing(ki
 def test_every_row_is_counted_once(kind: str, data: st.DataObject) -> None:
     """Each row is counted once as used, late, refused or bad, even with bad times and a limit that refuses groups."""
     rows: list[dict[str, Any]] = data.draw(st.permutations(data.draw(ascending())))
-    future = START_US + 2 * 86_400_000_000  # beyond max_future_ms also after the quiet times of the script
+    future = START_US + 2 * 86_400_000_000  # beyond max_future_ms even after the quiet times of the script
     spoilt = [r | {"ts": data.draw(st.sampled_from([None, future, r["ts"], r["ts"]]))} for r in rows]
     bad = [r for r in spoilt if r["ts"] in (None, future)]
     bound = {"max_groups_per_window": data.draw(st.integers(1, 3)), "on_state_cap": "drop_new_groups"}
@@ -241,11 +244,11 @@ def test_every_row_is_counted_once(kind: str, data: st.DataObject) -> None:
 @pytest.mark.semantics("bounds")
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # the kit leaves its store open on errors
+)  # the test kit leaves its store open on errors
 @pytest.mark.parametrize("kind", PANES)
 @LAW
 @given(data=st.data())
-def test_the_group_after_the_last_allowed_one_hits_the_cap(kind: str, data: st.DataObject) -> None:
+def test_run_fails_at_one_group_more_than_max_groups_per_window(kind: str, data: st.DataObject) -> None:
     """`on_state_cap = "fail"` counts groups exactly over all shards: N groups pass, and N + 1 fail."""
     rows = data.draw(ascending(values=("f",)))
     spec = spec_of(kind, ("u", "f"))

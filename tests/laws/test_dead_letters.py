@@ -1,4 +1,7 @@
-"""`late_data = "dlq"`: one letter per row that is late for at least one window, whatever dies and however it is sharded."""
+"""Check `late_data = "dlq"`: a row that is late for at least one window becomes one dead letter.
+
+Crashes and the number of shards do not change the dead letters.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ IDS = {"id": "bigint", "u": "string"}
 
 GOLDENS: dict[
     str, list[tuple[Any, ...]]
-] = {  # event, watermark, late by, windows missed and their starts; milliseconds
+] = {  # event time, watermark, late by, windows missed and their starts, in milliseconds
     "tumbling": [(-3, 7, 10, 1, "[-10]"), (9, 10, 1, 1, "[0]")],
     "hopping": [(3, 7, 4, 1, "[-4]")],
     "session": [(21, 28, 7, 1, None)],
@@ -69,19 +72,19 @@ def run(kind: str, script: list[Any], **more: Any) -> LocalResult:
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_golden_whole(kind: str, shards: int) -> None:
+def test_golden_script_produces_the_expected_dead_letters(kind: str, shards: int) -> None:
     assert golden(run(kind, SCRIPTS[kind], shards=shards)) == GOLDENS[kind]
 
 
 @pytest.mark.parametrize("step", KILL_POINTS)
 @pytest.mark.parametrize("kind", SHAPES)
-def test_golden_crashed_in_every_epoch(kind: str, step: str) -> None:
-    """Letters are neither lost nor doubled: they are part of the commit, and published like results."""
+def test_crashes_in_every_epoch_neither_lose_nor_duplicate_dead_letters(kind: str, step: str) -> None:
+    """Dead letters are part of the commit, and are published like results."""
     script = [item for epoch in SCRIPTS[kind] for item in (Crash(step), epoch)]
     assert golden(run(kind, [*script, Crash(step)])) == GOLDENS[kind]
 
 
-def test_the_log_says_where_they_went(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_reports_late_rows_sent_to_dead_letters(caplog: pytest.LogCaptureFixture) -> None:
     run("tumbling", SCRIPTS["tumbling"])
     run("hopping", SCRIPTS["hopping"])
     assert [m for m in caplog.messages if "late" in m] == [
@@ -94,7 +97,7 @@ def test_the_log_says_where_they_went(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_a_letter_lists_a_hundred_windows_at_most() -> None:
+def test_dead_letter_lists_at_most_a_hundred_missed_windows() -> None:
     window = Window(
         kind="hopping", duration_ms=300, hop_ms=1, max_groups_per_window=9, late_data="dlq",
         aggregations=[Aggregation(agg="count", as_="n")],
@@ -117,7 +120,7 @@ def ids(result: LocalResult) -> list[int]:
 @pytest.mark.parametrize("kind", PANES)
 @LAW
 @given(data=st.data())
-def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st.DataObject) -> None:
+def test_late_row_of_panes_becomes_one_dead_letter_with_missed_windows(kind: str, data: st.DataObject) -> None:
     """Each row that is late for at least one window becomes one dead letter, which lists the windows that it missed."""
     rows = data.draw(st.permutations(data.draw(ascending())))
     script = data.draw(two_sources(rows))
@@ -138,11 +141,11 @@ def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st
                 ]
                 if starts:
                     missed[row["id"]] = starts
-                if source in model.lost:  # the watermark went on without it
+                if source in model.lost:  # the watermark advanced without this source
                     idle.add(row["id"])
         model.epoch(item.rows)
     position, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
-    # a death forgets the quiet time that was not worth a commit, which the model does not know
+    # a crash forgets quiet time that was too short for a commit; the model does not know this
     brief = any(isinstance(item, Quiet) and item.ms < IDLE for item in script)
     bound: dict[str, Any] = {}
     if data.draw(st.booleans()):
@@ -170,7 +173,7 @@ def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st
 
 @LAW
 @given(data=st.data())
-def test_sessions_one_letter_per_late_row(data: st.DataObject) -> None:
+def test_late_row_of_sessions_becomes_one_dead_letter(data: st.DataObject) -> None:
     rows = data.draw(st.permutations(data.draw(ascending(most=40))))
     lateness = data.draw(st.sampled_from([0, 4, 12]))
     epochs = data.draw(cut(rows))
@@ -189,8 +192,8 @@ def test_sessions_one_letter_per_late_row(data: st.DataObject) -> None:
 
 @LAW
 @given(data=st.data())
-def test_capped_sessions_lose_no_late_row(data: st.DataObject) -> None:
-    """Rows that a cut leaves no place for are late too: a row is in a session, or a letter, and never both."""
+def test_row_of_capped_sessions_is_used_or_becomes_a_dead_letter(data: st.DataObject) -> None:
+    """A row that fits in no session after a cut is late. Each row is in a session or in a dead letter, not in both."""
     rows = data.draw(st.permutations(data.draw(ascending(most=40))))
     window = window_of(spec_of("session"), late_data="dlq")
     result = run_local(window, rows_inputs(data.draw(cut(rows))), IDS)

@@ -1,4 +1,4 @@
-"""Dedup: a part of the seeded runs of `generators/dedup.py`, and the same rows in other batches."""
+"""Dedup laws: some seeded runs of `generators/dedup.py`, and runs of equal rows in other batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.testing import rows_without_spark
 
 @pytest.mark.semantics("dedup", "conservation")
 @pytest.mark.parametrize("first", select_cases(range(0, 240, 40)))
-def test_every_row_is_a_result_late_or_a_counted_duplicate(first: int) -> None:
+def test_every_row_is_emitted_or_counted_as_late_or_duplicate(first: int) -> None:
     """Dedup emits each row, or counts it as late or as a duplicate, exactly as a simple loop would, even after
     crashes.
     """
@@ -25,9 +25,9 @@ def test_every_row_is_a_result_late_or_a_counted_duplicate(first: int) -> None:
 
 
 @pytest.mark.semantics("dedup")
-@pytest.mark.parametrize("keep", ["first", "last"])
+@pytest.mark.parametrize("keep", select_cases(["first", "last"]))
 @pytest.mark.parametrize("first", select_cases(range(0, 60, 15)))
-def test_the_same_rows_in_other_batches_give_the_same_results(keep: str, first: int) -> None:
+def test_results_do_not_depend_on_batch_boundaries(keep: str, first: int) -> None:
     """If no row is late, batching does not change dedup's results. With `keep = "first"`, rows must arrive in time
     order.
     """
@@ -44,8 +44,8 @@ def test_the_same_rows_in_other_batches_give_the_same_results(keep: str, first: 
             assert Counter(map(dedup.line, again.rows)) == Counter(map(dedup.line, whole.rows)), f"seed {seed}"
 
 
-@exhaustive(beside="test_hash_collisions.py::test_one_hash_for_all_keys_changes_nothing")
-def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+@exhaustive(beside="test_hash_collisions.py::test_hash_collision_of_all_keys_does_not_change_results")
+def test_keys_with_the_same_hash_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     original_hash = rows_without_spark.key_hash
     monkeypatch.setattr(rows_without_spark, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(40):

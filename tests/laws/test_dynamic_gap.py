@@ -1,4 +1,4 @@
-"""Sessions whose rows bring their own gap: a row holds [ts, ts + gap], and sessions are rows that touch."""
+"""Sessions with a gap per row: a row covers [ts, ts + gap], and rows that touch share a session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def window(**settings: Any) -> Window:
 
 
 def naive(rows: Sequence[dict[str, Any]], cap_us: int) -> list[tuple[Any, ...]]:
-    """(user, start, end, ids): in order of time a row joins while it lies within what the session holds, and below the cap."""
+    """Return (user, start, end, ids). In time order, a row joins a session within its range and below the cap."""
     sessions = []
     for user in {r["u"] for r in rows}:
         held: list[dict[str, Any]] = []
@@ -79,8 +79,8 @@ def test_sessions_with_sql_gaps_match_a_simple_loop(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", select_cases(range(40, 60), keep=5))
-def test_one_gap_brought_by_every_row_is_that_gap_under_any_disorder(seed: int) -> None:
-    """Whatever is late, revised or cut: the same rows, emitted the same way, as with the gap in the config."""
+def test_equal_gaps_in_all_rows_match_the_gap_in_the_config(seed: int) -> None:
+    """Late rows, revisions and cuts are equal to those of a run with this gap in the config."""
     run = revisions.plan_run(seed, cap_binds=seed % 2 == 0)
     settings = run.window.model_dump(
         include={"late_data", "allowed_lateness_ms", "emit", "emit_metadata", "lateness_ms"}
@@ -103,7 +103,7 @@ def rng_cap(seed: int) -> int:
 
 
 @pytest.mark.semantics("a-gap-from-sql")
-def test_a_row_without_a_usable_gap_is_a_bad_row() -> None:
+def test_row_without_a_valid_gap_is_bad() -> None:
     """A row is bad unless its gap is positive and less than the cap."""
     rows = [{"ts": n * 100 * MS, "u": "a", "id": 1 << n, "g": g} for n, g in enumerate([None, 0, -1, CAP, CAP - 1])]
     result = run_local(window(), [RowsInput({"a": rows})], SCHEMA)
@@ -111,12 +111,12 @@ def test_a_row_without_a_usable_gap_is_a_bad_row() -> None:
     assert (result.counters.rows_bad, result.counters.rows_sql, result.counters.rows_used) == (4, 1, 1)
 
 
-def test_only_bad_rows_in_an_epoch() -> None:
+def test_epoch_with_only_bad_rows_emits_nothing() -> None:
     result = run_local(window(), [RowsInput({"a": [{"ts": 0, "u": "a", "id": 1, "g": None}]})], SCHEMA)
     assert (result.rows, result.counters.rows_bad) == ([], 1)
 
 
-def test_a_bad_gap_fails_the_epoch_where_that_is_the_policy() -> None:
+def test_bad_gap_fails_the_epoch_if_on_error_is_fail() -> None:
     rows = [{"ts": 0, "u": "a", "id": 1, "g": None}]
     with pytest.raises(
         BadRowError, match=r"epoch 0: 1 bad row whose gap \(g\) is not both positive and less than .* u=a at 1970"
@@ -124,12 +124,12 @@ def test_a_bad_gap_fails_the_epoch_where_that_is_the_policy() -> None:
         run_local(window(), [RowsInput({"a": rows})], SCHEMA, on_error="fail")
 
 
-def test_a_late_row_beside_one_of_the_same_time_that_reaches_further() -> None:
-    """Two rows of one time; the one that reaches less far is late, the other is not.
+def test_row_with_a_small_gap_is_late_next_to_one_with_a_large_gap() -> None:
+    """Two rows have equal times. The row with the smaller gap is late, and the other one is not.
 
     b   ─────────────────●       watermark 100
     a         ●──┤ 80 to 85      late
-    a         ●────────────┤ 80 to 105, alone
+    a         ●────────────┤ 80 to 105, not late
     """
     rows: list[list[dict[str, Any]]] = [[{"ts": 100 * MS, "u": "b", "id": 1, "g": 20}]]
     rows.append([{"ts": 80 * MS, "u": "a", "id": 2, "g": 5}, {"ts": 80 * MS, "u": "a", "id": 4, "g": 25}])

@@ -1,4 +1,4 @@
-"""Stages in a graph give the batch answer of each in turn, whatever dies in between: see `fixed_graphs.py`."""
+"""Graphs of stages give the batch result of each stage in turn, despite crashes: see `fixed_graphs.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
-def test_seeded_graphs(first: int) -> None:
+def test_seeded_graphs_equal_batch_results_despite_crashes(first: int) -> None:
     seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
@@ -34,8 +34,8 @@ W, X, Y = counting_stage("w", "a"), counting_stage("x", "w", "total"), counting_
 
 
 @pytest.mark.parametrize("step", ["commit.before", "commit.after", "stage.after", "write.after"])
-def test_stages_come_and_go_between_runs(step: str) -> None:
-    """w ─▶ x, then w ─▶ x ─▶ y, then w ─▶ y: what stays goes on, what comes begins with what comes."""
+def test_stages_are_added_and_removed_between_runs(step: str) -> None:
+    """w ─▶ x, then w ─▶ x ─▶ y, then w ─▶ y: a remaining stage continues, and a new stage starts with new rows."""
     with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, capture_losses=False) as test:
         test.pipe({"a": rows(0)})
         test.crash(step)
@@ -57,7 +57,7 @@ def test_stages_come_and_go_between_runs(step: str) -> None:
         assert counted == 60, "every row since it began, once"
 
 
-def test_the_plan_says_what_stages_need() -> None:
+def test_plan_gives_verdicts_for_added_removed_and_moved_stages() -> None:
     with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, capture_losses=False) as test:
         test.pipe({"a": rows(0)})
         state = test._driver.state

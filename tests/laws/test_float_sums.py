@@ -1,6 +1,6 @@
-"""Sums of floating-point numbers have the same bits however rows are batched, ordered and sharded, and are right.
+"""Sums of floating-point numbers are exact and bit-identical for any batches, order and shards of the rows.
 
-The oracle adds in exact fractions. Values cancel, are subnormal, and pass the largest double on their way.
+The oracle adds exact fractions. Values cancel, are subnormal, and have partial sums beyond the largest double.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def value(chance: random.Random) -> float:
 
 def values(chance: random.Random, most: int = 14) -> list[float]:
     some = [value(chance) for _ in range(chance.randint(1, most))]
-    if chance.random() < 0.3:  # all of them cancel
+    if chance.random() < 0.3:  # all values cancel
         some += [-v for v in some]
     if chance.random() < 0.2:
         some = [some[0]] * len(some)
@@ -57,19 +57,19 @@ def values(chance: random.Random, most: int = 14) -> list[float]:
 
 
 def distance(a: float, b: float) -> float:
-    """In units of the last place; 0 for equal ones."""
+    """Return the distance in units of the last place, 0 for equal values."""
     if bits(a) == bits(b) or a == b:
         return 0
     return abs(a - b) / math.ulp(b)
 
 
 def merged(agg: AggregateFunction, parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """The accumulators of several groups as those of one."""
+    """Merge the accumulators of several groups into one group."""
     return pl.DataFrame(agg.merge_adjacent(pl.concat(parts), np.array([0])))
 
 
 def folded(agg: AggregateFunction, numbers: list[float], chance: random.Random) -> pl.DataFrame:
-    """The accumulators of these numbers, merged in some order and grouping."""
+    """Return the accumulators of the numbers, merged in a random order and grouping."""
     numbers = chance.sample(numbers, len(numbers))
     rows = pl.DataFrame({"ts": range(len(numbers)), "v": numbers}, schema={"ts": pl.Int64, "v": pl.Float64})
     lifted = rows.select(agg.lift(rows, "ts")).cast(agg.accumulators)  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def folded(agg: AggregateFunction, numbers: list[float], chance: random.Random) 
 
 
 @pytest.mark.parametrize("which", AGGS)
-def test_any_order_and_grouping_has_one_accumulator_and_the_right_result(which: str) -> None:
+def test_accumulator_and_result_are_independent_of_order_and_grouping(which: str) -> None:
     agg = bind_aggregation(sw.Aggregation(agg=which, column="v", as_="x"), Field("v", "double"))
     needed_limbs = 0
     for seed in range(EXAMPLES):
@@ -105,7 +105,7 @@ def test_any_order_and_grouping_has_one_accumulator_and_the_right_result(which: 
     assert needed_limbs > EXAMPLES / 10
 
 
-def test_squares_that_pass_the_largest_double_leave_a_finite_deviation() -> None:
+def test_stddev_is_finite_when_squares_exceed_the_largest_double() -> None:
     agg = bind_aggregation(sw.Aggregation(agg="stddev", column="v", as_="x"), Field("v", "double"))
     chance = random.Random(1)
     assert agg.finish(folded(agg, [1.2e308, 1.2e308, 1.0, -1.2e308, -1.2e308], chance))[0] == 1.2e308
@@ -115,7 +115,7 @@ def test_squares_that_pass_the_largest_double_leave_a_finite_deviation() -> None
 
 @pytest.mark.semantics("aggregations")
 @KINDS
-def test_epochs_shards_order_and_crashes_change_no_bit(kind: str) -> None:
+def test_float_results_are_bit_identical_across_epochs_shards_and_crashes(kind: str) -> None:
     """Sums, averages and moments of floats are identical to the bit, regardless of batches, shards, row order and
     crashes.
     """
@@ -136,8 +136,11 @@ def test_epochs_shards_order_and_crashes_change_no_bit(kind: str) -> None:
         assert answer() == answer(), seed
 
 
-def test_a_state_of_rounded_sums_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """States of earlier versions hold a sum that was rounded with every row, and moments; they can be read, and are carried over."""
+def test_state_with_legacy_float_sums_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read and continue a state of an earlier version.
+
+    Such a state has a sum that was rounded at every row, and moments.
+    """
     window = sw.Window(group_by=["k"], aggregations=SPECS, lateness_ms="1h", **SHAPES["session"])
     schema, numbers = {"k": "string", "v": "double"}, [0.1, 0.2, 0.3, 1e9, 1e9 + 1]
     rows = [{"ts": n, "k": "a", "v": v} for n, v in enumerate(numbers)]

@@ -1,4 +1,4 @@
-"""One golden per window kind, three ways: whole, crashed at every named step, with other shard counts. Milliseconds."""
+"""Golden results per window kind: complete runs, crashes at every named step, other shard counts. Times in ms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(kind: str, script: list[Any], **more: Any) -> LocalResult:
 
 
 def check(kind: str, result: LocalResult) -> None:
-    """The three timelines; `|` is the watermark that an epoch is judged by, lateness 2.
+    """Check the result of a timeline. `|` is the watermark that applies to an epoch. The lateness is 2.
 
     tumbling 10    -10        0         10        20        30
     epoch 0                  aa        N                          (-1, 0; 9)
@@ -74,21 +74,21 @@ def check(kind: str, result: LocalResult) -> None:
 
 @pytest.mark.semantics("tumbling-and-hopping-windows", "sessions")
 @pytest.mark.parametrize("kind", SHAPES)
-def test_golden_whole(kind: str) -> None:
+def test_scripts_give_the_golden_windows_and_late_rows(kind: str) -> None:
     """A short script for each window kind gives the expected windows and late rows, including for times before 1970."""
     check(kind, run(kind, SCRIPTS[kind]))
 
 
 @pytest.mark.parametrize("step", KILL_POINTS)
 @pytest.mark.parametrize("kind", SHAPES)
-def test_golden_crashed_in_every_epoch(kind: str, step: str) -> None:
+def test_crash_at_a_step_of_every_epoch_gives_the_golden_windows(kind: str, step: str) -> None:
     script = [item for epoch in SCRIPTS[kind] for item in (Crash(step), epoch)]
-    check(kind, run(kind, [*script, Crash(step)]))  # the last one: while flushing
+    check(kind, run(kind, [*script, Crash(step)]))  # the last crash is in the flush
 
 
 @pytest.mark.parametrize("shards", [1, 3, 7])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_golden_with_other_shard_counts(kind: str, shards: int) -> None:
+def test_other_shard_counts_and_reshards_give_the_golden_windows(kind: str, shards: int) -> None:
     check(kind, run(kind, SCRIPTS[kind], shards=shards))
     for after in range(len(SCRIPTS[kind])):
         check(kind, run(kind, SCRIPTS[kind], shards=shards, reshard_after=(after, 4)))

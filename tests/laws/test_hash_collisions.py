@@ -1,4 +1,4 @@
-"""Keys that share a hash: they share a unit of the state, and nothing else."""
+"""Check that keys with the same hash share a unit of the state, and nothing else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sorted_rows(result: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("window", select_cases(WINDOWS), ids=lambda w: w.kind)
-def test_one_hash_for_all_keys_changes_nothing(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_collision_of_all_keys_does_not_change_results(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"k": "string", "x": "bigint"}
     expected = [run_local(window, script(seed), schema) for seed in range(12)]
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Some cases of `tests.laws.fuzzers.hostile`; the twenty thousand are run from the command line."""
+"""Sample of the cases of `tests.laws.fuzzers.hostile`. The command line runs all twenty thousand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASES = {"where": 100, "http": 40, "page": 60, "toml": 60, "names": 12, "values"
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_hostile_input_is_answered_rightly_or_refused(kind: str) -> None:
+def test_hostile_input_is_answered_correctly_or_refused(kind: str) -> None:
     words = set()
     for seed in range(CASES[kind]):
         word, story = hostile.run_case(kind, seed)
@@ -24,7 +24,7 @@ def test_hostile_input_is_answered_rightly_or_refused(kind: str) -> None:
     assert len(words) > 1 or kind == "values", "and some is not"
 
 
-def test_a_defect_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defect_is_reported_with_kind_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(rng: random.Random) -> str:
         raise KeyError(rng.random())
 
@@ -37,7 +37,7 @@ def test_a_defect_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
 ANY = (-(2**63), 2**63 - 1)
 BROKEN: tuple[
     tuple[str, str, Any, range], ...
-] = (  # a kind, a guard, what stands in its place, and cases that it is for
+] = (  # kind, guard, replacement of the guard, and seeds that need the guard
     ("names", "slackwater.config.window.find_name_problem", lambda name: None, range(59, 60)),
     (
         "names",
@@ -57,9 +57,9 @@ BROKEN: tuple[
 
 
 @pytest.mark.parametrize(("kind", "guard", "instead", "cases"), BROKEN, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_guard_that_is_gone_is_found(
+def test_removed_guard_is_reported_as_defect(
     kind: str, guard: str, instead: Any, cases: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A judge that cannot fail would find nothing here either."""
+    """Remove each guard to show that the judge can fail."""
     monkeypatch.setattr(guard, instead)
     assert any(hostile.run_case(kind, seed)[0] == "DEFECT" for seed in cases)

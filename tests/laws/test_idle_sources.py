@@ -1,6 +1,7 @@
-"""Section 2 of the contract on the virtual clock: lateness, the far future, idle sources and partitions, `idle_close_ms`.
+"""Section 2 of the contract on the virtual clock: lateness, far-future rows, idle sources and partitions, idle close.
 
-Windows of 10 s, a source counts as idle after 60 s of quiet; times below are in seconds. The model is `naive_oracle.JudgingOracle`.
+Windows are 10 s long, and a source counts as idle after 60 s without rows. Times below are in seconds.
+The oracle is `naive_oracle.JudgingOracle`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def ticks(seconds: int, every: int = 10) -> list[Quiet]:
 # -- lateness and the future -----------------------------------------------------------------------------------------
 
 
-def test_a_source_has_the_lateness_of_the_window_unless_it_has_one_of_its_own() -> None:
+def test_source_lateness_overrides_the_lateness_of_the_window() -> None:
     rows = RowsInput({"a": rows_at(100), "b": rows_at(100)})
     assert watermark(rows, given_=window(lateness_ms="5s")) == 95
     assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"b": 30_000}) == 70
@@ -61,7 +62,7 @@ def test_a_source_has_the_lateness_of_the_window_unless_it_has_one_of_its_own() 
 
 
 @pytest.mark.semantics("wrong-dates")
-def test_a_row_beyond_max_future_is_bad_and_does_not_move_the_watermark() -> None:
+def test_row_beyond_max_future_is_bad_and_does_not_move_the_watermark() -> None:
     """A row exactly `max_future` ahead of the clock is used. A row further ahead is bad and does not move the
     watermark.
     """
@@ -76,8 +77,8 @@ def test_a_row_beyond_max_future_is_bad_and_does_not_move_the_watermark() -> Non
     check_row_count(alone, 2, bad=1)
 
 
-def test_the_bound_of_the_future_goes_with_the_clock() -> None:
-    """One microsecond beyond it is bad; once the clock has moved, the same time is good."""
+def test_max_future_is_relative_to_the_current_clock() -> None:
+    """A row 1 ms beyond the bound is bad. The same time is good after the clock has moved."""
     rows = RowsInput({"a": [{"ts": START_US + 1000, "u": "x"}]})
     zero = window(max_future_ms=0)
     assert run([rows], zero, ["a"]).counters.rows_bad == 1
@@ -85,7 +86,7 @@ def test_the_bound_of_the_future_goes_with_the_clock() -> None:
     assert (later.counters.rows_bad, later.watermark_us) == (0, START_US + 1000)
 
 
-def test_a_source_of_bad_rows_only_is_not_quiet_and_holds_the_watermark() -> None:
+def test_source_with_only_bad_rows_is_not_idle_and_holds_the_watermark() -> None:
     future = [{"ts": START_US + 2 * 86_400 * S, "u": "x"}]
     script: list[Any] = []
     for n in range(4):
@@ -98,7 +99,7 @@ def test_a_source_of_bad_rows_only_is_not_quiet_and_holds_the_watermark() -> Non
 # -- idle sources ----------------------------------------------------------------------------------------------------
 
 
-def test_a_source_idle_from_the_start_holds_until_it_counts_as_idle() -> None:
+def test_source_without_rows_holds_the_watermark_until_idle() -> None:
     assert run([RowsInput({"a": rows_at(100)}), Quiet(59_999)]).statuses[-1].watermark_us is None
     result = run(
         [
@@ -112,8 +113,8 @@ def test_a_source_idle_from_the_start_holds_until_it_counts_as_idle() -> None:
     assert (result.watermark_us, idle(result)) == (102 * S, ["b"])
 
 
-def test_the_watermark_goes_on_without_a_quiet_source_and_does_not_go_back_with_it() -> None:
-    """b falls silent at 50, a goes on to 200; when b returns with 120 it counts again and takes nothing back.
+def test_watermark_advances_past_an_idle_source_and_never_moves_back() -> None:
+    """Source b is silent after 50 while a continues to 200. When b returns with 120, the watermark stays at 200.
 
     a           ●100    ●150          ●200         ●300
     b           ●50     ○   60 s ○    ○     ●120   ●250
@@ -138,17 +139,15 @@ def test_the_watermark_goes_on_without_a_quiet_source_and_does_not_go_back_with_
     check_row_count(result, 8)
 
 
-def test_all_quiet_leaves_the_watermark_where_it_is() -> None:
+def test_watermark_does_not_move_while_all_sources_are_idle() -> None:
     result = run([RowsInput({"a": rows_at(100), "b": rows_at(50)}), *ticks(7200)])
     assert (result.watermark_us, idle(result)) == (50 * S, ["a", "b"])
     assert [r["window_start"] for r in result.rows] == [], "the window of 50 is open"
 
 
 @pytest.mark.parametrize(("first", "stays"), [("a", 50), ("b", 110)])
-def test_where_it_stays_depends_on_who_fell_silent_last_and_where_it_runs_on_to_does_not(
-    first: str, stays: int
-) -> None:
-    """b is at 50. If a falls silent first, b still holds the watermark; if b does, it goes on to a's last event."""
+def test_idle_close_does_not_depend_on_the_source_that_was_silent_first(first: str, stays: int) -> None:
+    """Source b is at 50. If a is silent first, b holds the watermark. If b is silent first, the watermark follows a."""
     last = {"a": rows_at(110)} if first == "b" else {"b": rows_at(50)}
     script = [
         RowsInput({"a": rows_at(110), "b": rows_at(50)}),
@@ -162,8 +161,8 @@ def test_where_it_stays_depends_on_who_fell_silent_last_and_where_it_runs_on_to_
     assert watermark(*script, *ticks(60), given_=window(idle_close_ms="2m")) == 110 + 120
 
 
-def test_a_slow_epoch_is_no_silence() -> None:
-    """An hour of work, before and after which the engine asks and finds nothing: only the asking counts."""
+def test_processing_time_of_a_slow_epoch_does_not_count_as_silence() -> None:
+    """Process one epoch for an hour, with quiet time before and after. Only the quiet time counts."""
     slow = RowsInput({"a": rows_at(100)}, took_ms=3_600_000)
     script = [RowsInput({"a": rows_at(99), "b": rows_at(50)}), Quiet(30_000), slow, Quiet(29_999)]
     result = run(script, window(idle_close_ms="1m"))
@@ -171,8 +170,8 @@ def test_a_slow_epoch_is_no_silence() -> None:
     assert idle(run([*script, Quiet(1)])) == ["b"]
 
 
-def test_rows_stay_late_by_idleness_until_their_source_has_caught_up() -> None:
-    """b returns far behind and comes nearer over two epochs; then it is late by its own disorder.
+def test_late_rows_have_cause_idle_until_the_source_has_caught_up() -> None:
+    """Source b returns far behind and catches up over three epochs. Then a row is late by the disorder of b.
 
     watermark   200                    260
     b           idle  ●100  ●150,●189  ●261   ●240
@@ -192,7 +191,7 @@ def test_rows_stay_late_by_idleness_until_their_source_has_caught_up() -> None:
     check_row_count(result, 9)
 
 
-def test_a_late_row_after_a_silence_that_nothing_used_is_late_by_its_own_disorder() -> None:
+def test_late_row_after_a_silence_without_progress_has_cause_lateness() -> None:
     result = run([RowsInput({"a": rows_at(200)}), Quiet(60_000), RowsInput({"a": rows_at(100)})], sources=["a"])
     assert dict(result.counters.late) == {"lateness": 1}
 
@@ -203,11 +202,11 @@ TWO = {"a": ("0", "1")}
 
 
 @pytest.mark.semantics("kafka-partitions")
-def test_the_slowest_partition_holds_the_watermark_until_it_is_idle() -> None:
+def test_slowest_partition_holds_the_watermark_until_idle() -> None:
     """The slowest partition holds the watermark back until it is idle. Then its late rows count as `idle` until it
     catches up.
 
-    Partition 1 is at 50 and falls silent while 0 goes on to 200; what it brings then is late, cause idle.
+    Partition 1 is silent after 50 while partition 0 continues to 200. The next row of partition 1 is late by idleness.
 
     0          ●100  ●150        ●200
     1          ●50   ○     60 s        ●70   ●201
@@ -231,7 +230,7 @@ def test_the_slowest_partition_holds_the_watermark_until_it_is_idle() -> None:
     check_row_count(result, 11)
 
 
-def test_a_partition_that_was_never_heard_from_holds_until_it_is_idle() -> None:
+def test_partition_without_rows_holds_the_watermark_until_idle() -> None:
     first = RowsInput({"a": rows_at(100, partition="0")}, TWO)
     assert run([first, Quiet(59_999)], sources=["a"]).statuses[-1].watermark_us is None
     assert watermark(first, Quiet(30_000), first, Quiet(30_000), first, sources=["a"]) == 100
@@ -258,8 +257,8 @@ def test_idle_close_closes_the_last_windows(kind: str) -> None:
     assert set(result.counters.emitted) == {"close"}
 
 
-def test_windows_close_when_their_time_has_come_and_steps_between_are_committed_once_a_minute() -> None:
-    """Ticks of half a second over half an hour. The window of the last event ends 400 s after it.
+def test_idle_close_commits_once_a_minute_and_when_a_window_closes() -> None:
+    """Tick every half second for half an hour. The window of the last event ends 400 s after the event.
 
     quiet       0      60     120    180 …          395    400    460 …  1800
     commit      ●      ●      ●      ●              ●      ●      ●      ●
@@ -275,7 +274,7 @@ def test_windows_close_when_their_time_has_come_and_steps_between_are_committed_
     assert 30 <= len(marks) <= 33, "about one a minute, not two a second"
 
 
-def test_a_session_that_closes_between_two_checkpoints_is_not_kept_waiting() -> None:
+def test_session_due_between_two_idle_commits_is_emitted_without_delay() -> None:
     result = run(
         [RowsInput({"a": rows_at(100, 215, 230)}), *[Quiet(500)] * 400], window("session", idle_close_ms=CLOSE), ["a"]
     )
@@ -283,7 +282,7 @@ def test_a_session_that_closes_between_two_checkpoints_is_not_kept_waiting() -> 
     assert [s.watermark_us for s in result.statuses if s.emitted][-1] == 350 * S, "230 + the first silence that counts"
 
 
-def test_a_source_that_returns_does_not_move_it_back_and_its_rows_are_late_by_idleness() -> None:
+def test_returning_source_does_not_move_the_watermark_back_after_idle_close() -> None:
     script = [RowsInput({"a": rows_at(100), "b": rows_at(100)}), *ticks(180)]
     closing = window(idle_close_ms=CLOSE)
     assert watermark(*script, given_=closing) == 280
@@ -296,15 +295,15 @@ def test_a_source_that_returns_does_not_move_it_back_and_its_rows_are_late_by_id
     assert watermark(*script, RowsInput({"a": rows_at(500), "b": rows_at(300)}), given_=closing) == 300
 
 
-def test_what_was_not_committed_never_was() -> None:
-    """Between two commits the watermark would be further: a row is judged by the committed one alone."""
+def test_only_the_committed_watermark_decides_whether_a_row_is_late() -> None:
+    """The quiet time since the last commit would move the watermark further, but only the committed value counts."""
     script = [RowsInput({"a": rows_at(100)}), *ticks(170), RowsInput({"a": rows_at(221, 219)})]
     result = run(script, window(duration_ms="1s", idle_close_ms=CLOSE), ["a"])
     assert [(s.watermark_us or 0) / S for s in result.statuses] == [100, 100, 220, 221]
     assert dict(result.counters.late) == {"idle": 1}
 
 
-def test_a_source_without_any_event_has_no_time_to_run_on_from() -> None:
+def test_idle_close_does_not_apply_before_the_first_event() -> None:
     result = run(ticks(600), window(idle_close_ms=CLOSE))
     assert result.statuses[-1].watermark_us is None
     assert (
@@ -312,7 +311,7 @@ def test_a_source_without_any_event_has_no_time_to_run_on_from() -> None:
     )
 
 
-def test_partitions_fall_silent_together() -> None:
+def test_idle_close_advances_a_source_whose_partitions_are_all_idle() -> None:
     rows = rows_at(100, partition="0") + rows_at(40, partition="1")
     result = run([RowsInput({"a": rows}, TWO), *ticks(120)], window(idle_close_ms=CLOSE), ["a"])
     assert result.watermark_us == 220 * S
@@ -335,8 +334,8 @@ SILENCE = [
 @pytest.mark.parametrize(
     "step", select_cases(sorted(KILL_POINTS, key=lambda s: not s.startswith(("commit.", "checkpoint."))), keep=8)
 )
-def test_dying_at_any_step_in_a_silence_changes_no_result(kind: str, step: str) -> None:
-    """A crash before a commit forgets the quiet time since the last one: windows may close later, with the same rows."""
+def test_crash_at_any_step_during_a_silence_changes_no_result(kind: str, step: str) -> None:
+    """A crash loses the quiet time since the last commit. Windows may close later, with the same rows."""
     closing = window(kind, idle_close_ms=CLOSE)
     whole = run(SILENCE, closing)
     for at_ in range(KILL_POINTS.index(step) % 6, len(SILENCE), 6):
@@ -350,7 +349,7 @@ def test_dying_at_any_step_in_a_silence_changes_no_result(kind: str, step: str) 
 
 
 @pytest.mark.parametrize("restart", range(0, len(SILENCE), 3))
-def test_a_restart_goes_on_with_the_silence_that_was_committed(restart: int) -> None:
+def test_restart_continues_with_the_committed_quiet_time(restart: int) -> None:
     closing = window(idle_close_ms=CLOSE)
     whole = run(SILENCE, closing)
     result = run([*SILENCE, *ticks(60)], closing, reshard_after=(restart, 2))

@@ -1,4 +1,4 @@
-"""Joins: a part of the seeded runs of `joins.py`, and timelines drawn by hand."""
+"""Join laws: some seeded runs of `generators/joins.py`, and timelines drawn by hand."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Row = tuple[str, int, int]  # key, time in ms, id
 
 @pytest.mark.semantics("stream-stream-joins")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
-def test_seeded_runs(first: int) -> None:
+def test_seeded_join_runs_match_a_brute_force_join(first: int) -> None:
     """With disorder, crashes and restarts, joins match a brute-force join of the rows that are not late."""
     for seed in range(first, first + 20):
         joins.check_seed(seed)
 
 
-def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_do_not_depend_on_the_output_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(match_rows, "MOST", 3)
     for seed in range(20):
         joins.check_seed(seed)
 
 
-def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All keys collide: rows lie next to each other in the buffers, and match by their values only."""
+def test_keys_with_the_same_hash_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys collide, so their rows are adjacent in the buffers and match only by their values."""
     original_hash = rows_without_spark.key_hash
     monkeypatch.setattr(rows_without_spark, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(20):
@@ -65,18 +65,18 @@ def run_join(spec: Join, *script: Any, flush: bool = False, **more: Any) -> Loca
 
 
 def read_pairs(result: LocalResult) -> list[tuple[int, int | None, int | None]]:
-    """(epoch, id of the left, id of the right row) of what came out."""
+    """Return (epoch, id of the left row, id of the right row) of each emitted row."""
     return sorted(
         ((r["_epoch"], r["left_id"], r["right_id"]) for r in result.rows),
         key=lambda r: [-1 if v is None else v for v in r],
     )
 
 
-def test_a_pair_comes_out_once_when_its_second_row_arrives() -> None:
+def test_pair_is_emitted_once_when_its_second_row_arrives() -> None:
     """
     epoch 0   left    ● 100
-    epoch 1   right            ● 105       they are 5 apart: a pair
-    epoch 2   right   ● 95  ● 110  ● 111   10 apart on either side are pairs, 11 apart are none
+    epoch 1   right            ● 105       5 apart: a pair
+    epoch 2   right   ● 90  ● 110  ● 111   rows 10 apart on either side are pairs, rows 11 apart are not
     """
     result = run_join(
         join(lateness_ms=50),
@@ -92,10 +92,10 @@ def test_a_pair_comes_out_once_when_its_second_row_arrives() -> None:
 def test_an_unmatched_row_is_emitted_once() -> None:
     """An unmatched row is emitted once, when the watermark proves that no partner can follow.
 
-    epoch 0   left   ● 100             lives until the watermark is above 110
+    epoch 0   left   ● 100             stays until the watermark is above 110
               right  ● 100 (another key)
     epoch 1   both           ● 110     watermark 110: it could still match
-    epoch 2   both              ● 111  watermark 111: alone
+    epoch 2   both              ● 111  watermark 111: unmatched
     """
     spec = join(kind="left")
     tail = [rows([("t", t, t)], [("t", t, t)]) for t in (110, 111, 500)]
@@ -106,16 +106,16 @@ def test_an_unmatched_row_is_emitted_once() -> None:
     assert result.counters.sides["right"]["unmatched"] == 0
 
 
-def test_an_outer_row_comes_out_though_the_other_side_never_sends_one() -> None:
-    """The right side is silent from the start: once it is idle the left side alone moves the watermark."""
+def test_outer_row_is_emitted_if_the_other_side_never_sends_a_row() -> None:
+    """The right side never sends a row. Once it is idle, the left side alone advances the watermark."""
     result = run_join(
         join(kind="left"), rows([("x", 100, 1)]), Quiet(IDLE_MS), rows([("y", 200, 2)]), rows([("z", 300, 3)])
     )
     assert read_pairs(result) == [(2, 1, None), (3, 2, None)]
 
 
-def test_a_row_that_matched_before_a_restart_never_comes_out_alone() -> None:
-    """The first match is part of the state: also after deaths, with other shards, and once its partner has expired."""
+def test_row_matched_before_a_restart_is_never_emitted_as_unmatched() -> None:
+    """The state records the first match, through kills and resharding, and after the partner has expired."""
     spec = join(kind="full", lower_ms=-40, upper_ms=0)
     script = [
         rows([("x", 100, 1)], [("x", 90, 2)]),
@@ -130,7 +130,7 @@ def test_a_row_that_matched_before_a_restart_never_comes_out_alone() -> None:
     assert pairs == [(1, 2), (3, 2), (4, 2), (None, 5), (6, 7)]
 
 
-def test_rows_without_a_key_match_nothing() -> None:
+def test_rows_with_a_null_key_never_match() -> None:
     keyless = [rows([(None, 100, 1)], [(None, 100, 2)])]  # type: ignore[list-item]
     inner, left_outer = run_join(join(), *keyless, flush=True), run_join(join(kind="left"), *keyless, flush=True)
     assert read_pairs(inner) == []
@@ -144,10 +144,10 @@ def test_rows_without_a_key_match_nothing() -> None:
     ("lower", "upper", "matching"),
     [(5, 10, [105, 110]), (-10, -5, [90, 95]), (0, 0, [100]), (-5, 10, [95, 100, 105, 110])],
 )
-def test_bounds_on_one_side_of_the_row(lower: int, upper: int, matching: list[int]) -> None:
+def test_rows_match_exactly_within_the_time_bounds(lower: int, upper: int, matching: list[int]) -> None:
     """
     left                 ● 100
-    right   90  95  99  100  101  105  110        which of them match depends on lower <= right - left <= upper
+    right   90  95  99  100  101  105  110        a row matches if lower <= right - left <= upper
     """
     times = (
         [89, 90, 95, 96, 100, 104, 105, 110, 111] if (lower, upper) != (5, 10) else [90, 95, 100, 104, 105, 110, 111]
@@ -167,7 +167,7 @@ def test_bounds_on_one_side_of_the_row(lower: int, upper: int, matching: list[in
         ]
 
 
-def test_equal_rows_are_rows_of_their_own() -> None:
+def test_identical_rows_are_paired_separately() -> None:
     result = run_join(join(), rows([("x", 100, 1)] * 2), rows(None, [("x", 100, 2)] * 3))
     assert read_pairs(result) == [(1, 1, 2)] * 6
 
@@ -176,7 +176,7 @@ def test_equal_rows_are_rows_of_their_own() -> None:
 def test_a_late_row_is_counted_by_side_and_matches_nothing() -> None:
     """A late row matches nothing, is counted for its side and becomes a dead letter.
 
-    watermark 200 after epoch 0; left 199 is late, and so is right 150
+    watermark 200 after epoch 0: left 199 and right 150 are late
     """
     start = rows([("x", 200, 1)], [("x", 200, 2)])
     result = run_join(join(late_data="dlq"), start, rows([("x", 199, 3), ("x", 201, 4)], [("x", 150, 5)]))
@@ -189,10 +189,10 @@ def test_a_late_row_is_counted_by_side_and_matches_nothing() -> None:
 
 
 @pytest.mark.semantics("stream-stream-joins")
-def test_reopen_finds_partners_that_are_kept_for_late_rows() -> None:
+def test_reopen_matches_late_rows_with_retained_partners() -> None:
     """With `late_data = "reopen"`, a row within the allowed lateness still finds its partners.
 
-    watermark 220; time window 10, allowed lateness 30: left 185 is not late, and right 195 still lives (until 195 + 10 + 30)
+    watermark 220, time window 10, allowed lateness 30: left 190 is not late, and right 195 stays until 195 + 10 + 30
     """
     script = [rows([("x", 200, 1)], [("x", 195, 2)]), rows([("t", 220, 8)], [("t", 220, 9)]), rows([("x", 190, 3)])]
     spec = join(late_data="reopen", allowed_lateness_ms=30, kind="left")
@@ -202,8 +202,8 @@ def test_reopen_finds_partners_that_are_kept_for_late_rows() -> None:
     assert read_pairs(run_join(join(kind="left"), *script)) == [(0, 1, 2), (1, 8, 9)]
 
 
-def test_allowed_lateness_may_change_between_runs_and_what_came_out_stays_out(tmp_path: Any) -> None:
-    """A row came out alone under one allowed lateness. It stays gone when a greater one would have kept it."""
+def test_row_emitted_as_unmatched_stays_expired_after_allowed_lateness_grows(tmp_path: Any) -> None:
+    """A row is emitted as unmatched and expires. A greater allowed lateness in the next run does not bring it back."""
     first = [rows([("x", 100, 1)], [("y", 100, 2)]), rows([("t", 115, 8)], [("t", 115, 9)])]
     before = run_join(join(kind="left"), *first, state_dir=str(tmp_path))
     assert (1, 1, None) in read_pairs(before)
@@ -213,7 +213,7 @@ def test_allowed_lateness_may_change_between_runs_and_what_came_out_stays_out(tm
     assert after.counters.rows_late == 0, "the row itself is not late any more"
 
 
-def test_a_key_of_too_many_rows_stops_the_epoch_and_is_named() -> None:
+def test_key_with_too_many_rows_fails_the_epoch_and_is_named() -> None:
     spec = join(max_rows_per_key=4, lateness_ms=100)
     first = rows([("x", 100, n) for n in range(4)] + [("y", 100, 9)])
     assert run_join(spec, first).counters.sides["left"]["buffered"] == 5
@@ -226,7 +226,7 @@ def test_a_key_of_too_many_rows_stops_the_epoch_and_is_named() -> None:
             run_join(spec, *script)
 
 
-def test_rows_that_have_expired_do_not_count() -> None:
+def test_expired_rows_do_not_count_towards_max_rows_per_key() -> None:
     spec = join(max_rows_per_key=4)
     epochs = []
     for time_ms in range(100, 900, 100):
@@ -236,11 +236,11 @@ def test_rows_that_have_expired_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("kind", ["inner", "left"])
-def test_the_oldest_rows_of_a_key_go_first(kind: str) -> None:
+def test_drop_oldest_evicts_the_oldest_rows_of_a_key(kind: str) -> None:
     """
-    max_rows_per_key = 3; a right row matches what is at most 20 older or 1 younger
+    max_rows_per_key = 3; a right row matches left rows that are at most 20 older or 1 younger
     epoch 0   left   1 @100   2 @101   3 @102      right 7 @101 matches all three
-    epoch 1   left   4 @103   5 @80                5 and 1 go; 5 never matched: of a left join it comes out
+    epoch 1   left   4 @103   5 @80                5 and 1 are evicted; 5 never matched, so a left join emits it
     epoch 2   right  8 @104                        matches 2, 3 and 4
     """
     spec = join(kind=kind, max_rows_per_key=3, on_state_cap="drop_oldest", lateness_ms=100, lower_ms=-1, upper_ms=20)
@@ -254,7 +254,7 @@ def test_the_oldest_rows_of_a_key_go_first(kind: str) -> None:
     assert read_pairs(result) == [(0, 1, 7), (0, 2, 7), (0, 3, 7), *alone, (2, 2, 8), (2, 3, 8), (2, 4, 8)]
     assert result.counters.sides["left"]["evicted"] == 2
     assert result.statuses[1].buffered["left"].rows == 4, "what was evicted is still on disk"
-    # another one goes in the next epoch: what had gone before is not counted any more
+    # a later epoch evicts another row; the earlier evictions are not counted again
     again = run_join(spec, *script, rows([("x", 104, 6)]), rows(None, [("x", 105, 9)]), flush=True)
     assert [r for r in read_pairs(again) if r[0] == 4] == [(4, 3, 9), (4, 4, 9), (4, 6, 9)]
     assert again.counters.sides["left"]["evicted"] == 3

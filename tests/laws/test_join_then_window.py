@@ -1,4 +1,4 @@
-"""A window over what a join emits: one pipeline, one commit; the answer is the batch window over the batch join."""
+"""Windows over the output of a join, in one commit: results equal those of a batch window over a batch join."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
-def test_seeded_runs(first: int) -> None:
+def test_seeded_runs_match_batch_window_over_batch_join(first: int) -> None:
     seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
@@ -38,13 +38,13 @@ COUNTED = Window(
 )
 
 
-def test_the_window_waits_for_outer_rows() -> None:
+def test_window_waits_for_unmatched_rows_of_an_outer_join() -> None:
     """
-    left join, 20 either way; windows of 10
-    epoch 0   left x @100, right x @100      a pair, in window [100, 110)
-              left y @101                     alone, which is known when the watermark is above 121
-    epoch 1   watermark 120                   the window's own is 20 behind: 100
-    epoch 2   watermark 131                   y comes out; the window's watermark is 111: [100, 110) closes with both
+    left join, 20 ms either way; windows of 10 ms
+    epoch 0   left x @100, right x @100      pair, in window [100, 110)
+              left y @101                     unmatched, which is known when the watermark is above 121
+    epoch 1   watermark 120                   the watermark of the window is 20 behind: 100
+    epoch 2   watermark 131                   y is emitted; the window watermark is 111: [100, 110) closes with both
     """
     spec = join(kind="left", time_window_ms=20)
     script = [
@@ -62,8 +62,8 @@ def test_the_window_waits_for_outer_rows() -> None:
 @pytest.mark.parametrize(
     "step", ["ingest.after", "emit.after", "commit.before", "commit.after", "write.before", "note.before"]
 )
-def test_one_commit_for_both(step: str) -> None:
-    """Whatever step a runner dies at, rows are in both stages' state or in neither."""
+def test_crash_leaves_rows_in_the_state_of_both_stages_or_neither(step: str) -> None:
+    """Rows are in the state of both stages or of neither after a crash at any of these steps."""
     spec = join(kind="inner", time_window_ms=20)
     script = [rows([("x", 100 + n)], [("x", 100 + n)]) for n in range(0, 60, 5)]
     calm = run_local(spec, script, SCHEMA, sources=("a", "b"), downstream=COUNTED)
@@ -73,7 +73,7 @@ def test_one_commit_for_both(step: str) -> None:
     assert sum(r["n"] for r in calm.rows) == 12 * 9 - 2 * (4 + 3 + 2 + 1)
 
 
-def test_one_transform_does_not_take_the_state_of_two_stages_by_itself(tmp_path: Any) -> None:
+def test_single_transform_refuses_state_of_two_stages_without_formerly(tmp_path: Any) -> None:
     spec = join(kind="inner", time_window_ms=20)
     script = [rows([("x", 100)], [("x", 100)])]
     run_local(spec, script, SCHEMA, sources=("a", "b"), downstream=COUNTED, state_dir=str(tmp_path))

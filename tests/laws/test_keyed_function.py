@@ -1,4 +1,4 @@
-"""Keyed functions of a user: a part of the seeded runs of `generators/reminders.py`."""
+"""User-defined keyed functions: a selection of the seeded runs of `generators/reminders.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators by key: a part of the seeded runs of `keyed_operator.py`, with an operator that slackwater does not have."""
+"""Custom keyed operators: a selection of the seeded runs of `keyed_operator.py`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def registered_nth() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, 200, 50)))
-def test_every_nth_row_of_each_key_comes_out_once(first: int) -> None:
+def test_every_nth_row_of_each_key_is_emitted_once(first: int) -> None:
     results = [keyed_operator.check_seed(seed) for seed in range(first, first + 50)]
     assert sum(len(r.rows) for r in results) > 100
 
 
-@exhaustive(beside="test_hash_collisions.py::test_one_hash_for_all_keys_changes_nothing")
-def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+@exhaustive(beside="test_hash_collisions.py::test_hash_collision_of_all_keys_does_not_change_results")
+def test_keys_with_the_same_hash_have_separate_state(monkeypatch: pytest.MonkeyPatch) -> None:
     original_hash = rows_without_spark.key_hash
     monkeypatch.setattr(rows_without_spark, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(30):

@@ -1,4 +1,4 @@
-"""What a commit says of more lateness, against running the same story again with it and counting."""
+"""Predictions for a higher lateness, compared with a rerun of the same input that has this lateness."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WEB, APP = 30_000, 60_000
 
 @pytest.mark.parametrize("seed", select_cases(range(5)))
 @pytest.mark.parametrize("kind", select_cases(KINDS, keep=4))
-def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path: Path, kind: str, seed: int) -> None:
+def test_rerun_with_suggested_lateness_keeps_the_predicted_share_of_rows(tmp_path: Path, kind: str, seed: int) -> None:
     story = draw_script(seed, epochs=14)
     shape = KINDS[kind]
     dead = '[dead_letter]\nconnection = "lake"\npath = "letters"\n' if "reopen" in shape else ""
@@ -60,11 +60,11 @@ def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path:
             assert again.rows_late == chance.late
         used_share = 1 - again.rows_late / stats.rows
         assert used_share >= chance.share - 1e-12
-        assert chance.lateness_us is None  # the sources have two
+        assert chance.lateness_us is None  # the two sources have different lateness
 
 
 @pytest.mark.parametrize("seed", select_cases(range(4)))
-def test_of_a_join_too(seed: int) -> None:
+def test_predicted_late_rows_of_a_join_match_a_rerun(seed: int) -> None:
     dice, now_us, script = random.Random(seed), 0, []
     for _ in range(12):
         now_us += dice.choice([S, 40 * S, 5 * M])
@@ -101,7 +101,7 @@ def test_of_a_join_too(seed: int) -> None:
         assert late(chance.lateness_us // 1000).rows_late == chance.late
 
 
-def test_the_counts_begin_anew_with_another_lateness_of_a_source() -> None:
+def test_lateness_histogram_is_reset_when_a_source_lateness_changes() -> None:
     histogram = update_histogram({}, 10, [{"0": 2}, {"3": 1}], {"a": 5})
     assert histogram == {"rows": 10, "late": {"0": 2, "3": 1}, "of_us": {"a": 5}}
     more = update_histogram(histogram, 5, [{"3": 4}], {"a": 5})
@@ -111,7 +111,7 @@ def test_the_counts_begin_anew_with_another_lateness_of_a_source() -> None:
     assert compute_lateness_stats({}).share == 1.0
 
 
-def test_a_step_is_the_least_that_is_enough() -> None:
+def test_lateness_bucket_is_the_smallest_edge_that_covers_the_row() -> None:
     import numpy as np
 
     times = [1, 125_000, 125_001, 250_000, 10**6, 10**6 + 1, int(EDGES[-1]), 1 << 62]
@@ -125,4 +125,4 @@ def test_a_step_is_the_least_that_is_enough() -> None:
     }
     stats = compute_lateness_stats(update_histogram({}, 20, [build_lateness_histogram(np.array(times))], {"a": 0}))
     assert stats.late == 8
-    assert stats.chances[-1].late == 1  # no lateness would have kept that one
+    assert stats.chances[-1].late == 1  # no lateness covers this row

@@ -1,4 +1,4 @@
-"""The laws of section 12 of the semantics, on the in-process engine, against the naive oracle."""
+"""Laws of section 12 of the semantics, on the in-process engine, checked against the window oracle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def window(kind: str, **given_: Any) -> Window:
 
 
 def answer(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Rows to compare: sorted, without ids and epochs, NaN as a word, zero without a sign."""
+    """Return comparable rows: sorted, without session ids and epochs, with NaN as text and zeros without a sign."""
     plain = [
         {k: window_oracle.canonical_value(v) for k, v in r.items() if k not in ("session_id", "_epoch")} for r in rows
     ]
@@ -71,7 +71,7 @@ def test_ordered_input_gives_the_batch_result(kind: str, data: st.DataObject) ->
 @pytest.mark.semantics("epoch-boundaries-and-late-rows")
 @KINDS
 @given(data=st.data())
-def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataObject) -> None:
+def test_disorder_within_the_lateness_gives_the_batch_result(kind: str, data: st.DataObject) -> None:
     """A row within `lateness` of the newest row is never late, regardless of how rows are batched."""
     rows = data.draw(ordered_rows())
     lateness = data.draw(st.sampled_from([3, 15]))
@@ -85,7 +85,7 @@ def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataOb
 @pytest.mark.semantics("epoch-boundaries-and-late-rows", "tumbling-and-hopping-windows")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @given(data=st.data())
-def test_panes_judge_every_row_per_window(kind: str, data: st.DataObject) -> None:
+def test_lateness_of_a_row_is_decided_for_each_window(kind: str, data: st.DataObject) -> None:
     """The watermark of the previous epoch decides for which of its windows a row is late."""
     rows = data.draw(st.permutations(data.draw(ordered_rows())))
     lateness = data.draw(st.sampled_from([0, 4]))
@@ -97,8 +97,8 @@ def test_panes_judge_every_row_per_window(kind: str, data: st.DataObject) -> Non
 
 
 @given(data=st.data())
-def test_sessions_under_any_disorder_are_the_oracle_over_the_rows_not_late(data: st.DataObject) -> None:
-    """The ids in the sums say which rows were used; the cap is out of reach."""
+def test_disordered_sessions_match_the_oracle_over_used_rows(data: st.DataObject) -> None:
+    """Identify the used rows by the sums of their ids. The cap is out of reach."""
     rows = data.draw(st.permutations(data.draw(ordered_rows())))
     far = {"max_session_duration_ms": "1d", "lateness_ms": data.draw(st.sampled_from([0, 4]))}
     result = run("session", data.draw(splits(rows)), far, shards=data.draw(st.sampled_from([1, 4])))
@@ -110,7 +110,7 @@ def test_sessions_under_any_disorder_are_the_oracle_over_the_rows_not_late(data:
 
 
 @given(data=st.data())
-def test_sessions_never_overlap_nor_reach_the_cap_under_any_disorder(data: st.DataObject) -> None:
+def test_disordered_sessions_never_overlap_or_reach_the_cap(data: st.DataObject) -> None:
     rows = data.draw(st.permutations(data.draw(ordered_rows(most=50))))
     lateness = data.draw(st.sampled_from([0, 4, 30]))
     epochs = data.draw(splits(rows))
@@ -141,7 +141,7 @@ def disjoint(result: LocalResult) -> None:
 @pytest.mark.semantics("epochs")
 @KINDS
 @given(data=st.data())
-def test_dying_at_any_step_changes_nothing(kind: str, data: st.DataObject) -> None:
+def test_crash_at_any_step_changes_neither_results_nor_counters(kind: str, data: st.DataObject) -> None:
     """Crashes at any step and a different number of shards change neither results nor counters."""
     rows = data.draw(st.permutations(data.draw(ordered_rows(most=20))))
     epochs = script(data.draw(splits(rows)))
@@ -155,8 +155,8 @@ def test_dying_at_any_step_changes_nothing(kind: str, data: st.DataObject) -> No
 
 
 @given(data=st.data())
-def test_several_sources_wait_for_each_other_until_one_is_idle(data: st.DataObject) -> None:
-    """While both speak nothing of the slower one is late; a silent one is left behind after its idleness."""
+def test_rows_of_a_slower_source_are_not_late(data: st.DataObject) -> None:
+    """Read all rows of one source first. The watermark waits for the other source."""
     rows = data.draw(ordered_rows())
     tags = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
     fast = [r for r, t in zip(rows, tags, strict=True) if t]
@@ -167,7 +167,7 @@ def test_several_sources_wait_for_each_other_until_one_is_idle(data: st.DataObje
     assert answer(both.rows) == answer(window_oracle.batch_windows(window("session"), rows))
 
 
-def test_a_source_that_went_quiet_is_left_behind_and_its_late_rows_are_counted_apart() -> None:
+def test_idle_source_releases_the_watermark_and_late_rows_count_as_idle() -> None:
     """
     a   0 ........ 100 ms, then on to 200
     b   0, then nothing: idle after 60 s of activity time; a row of b at 10 ms is late because b was idle
@@ -197,7 +197,7 @@ def test_a_source_that_went_quiet_is_left_behind_and_its_late_rows_are_counted_a
     assert [s.idle for s in after.statuses[-1].sources] == [False, False]
 
 
-def test_rows_of_an_epoch_come_in_the_order_of_the_contract() -> None:
+def test_rows_of_an_epoch_are_sorted_by_window_and_key() -> None:
     rows = [
         {"ts": t * MS, "k": k, "u": u, "id": 1, "x": 1, "f": 1.0}
         for t in (13, 1)
@@ -227,8 +227,8 @@ def test_refused_rows_are_counted(data: st.DataObject) -> None:
             assert max(per_window.values(), default=0) <= 3
 
 
-def test_groups_counted_by_the_engine_are_those_that_are_open() -> None:
-    """The counts that bound the state follow every opening and closing, so they end at zero."""
+def test_group_and_window_counts_return_to_zero_after_the_flush() -> None:
+    """The counts that limit the state follow every opened and closed window, so they end at zero."""
     rows = [{"ts": t * 3 * MS, "k": float(t % 7), "u": "a", "id": 1, "x": 1, "f": 1.0} for t in range(200)]
     for kind in SHAPES:
         result = run(kind, [rows[n : n + 9] for n in range(0, 200, 9)])

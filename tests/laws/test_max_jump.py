@@ -1,7 +1,7 @@
-"""`max_jump_ms`: far dates are held back from the watermark, the same way however rows come, and no row is lost by it.
+"""`max_jump_ms`: far dates do not advance the watermark, in any order of rows, and no row is lost.
 
 first 45 rows    ●        ●  ●     wrong clocks, days apart
-the rest                        ●●●●●●●●●●●●●●●●●●●●●●   one after the other; the watermark follows these
+the rest                        ●●●●●●●●●●●●●●●●●●●●●●   consecutive times; the watermark follows these
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run(script: Any, **more: Any) -> LocalResult:
 
 
 def model(times: list[int], jump: int) -> int | None:
-    """From the CONFIRMS-th newest row on, as far as steps of at most `jump` lead; None before there are so many."""
+    """Return the newest time in steps of at most `jump` from the CONFIRMS-th newest row, or None for fewer rows."""
     newest = sorted(times)[-CONFIRMS:]
     if len(newest) < CONFIRMS:
         return None
@@ -55,7 +55,7 @@ def stretches(times: list[int], jump: int) -> tuple[Span, ...]:
     st.integers(1, 40),
     st.integers(0, 2**32),
 )
-def test_the_newest_time_depends_on_the_rows_alone(groups: list[tuple[int, int]], jump: int, seed: int) -> None:
+def test_newest_time_does_not_depend_on_order_or_batches(groups: list[tuple[int, int]], jump: int, seed: int) -> None:
     """With `max_jump`, the newest time of a source depends only on the rows read, not on their order or batches."""
     draw = random.Random(seed)
     times = [100 * place + draw.randrange(50) for place, count in groups for _ in range(count)]
@@ -73,7 +73,7 @@ def test_the_newest_time_depends_on_the_rows_alone(groups: list[tuple[int, int]]
         assert len(clock.spans) <= CONFIRMS
 
 
-def test_spans_join_where_a_row_comes_between() -> None:
+def test_spans_merge_when_a_row_arrives_between_them() -> None:
     assert merge_spans([(0, 0, CONFIRMS), (8, 9, 1)], 5) == ((0, 0, CONFIRMS), (8, 9, 1))
     assert merge_spans([(0, 0, CONFIRMS), (8, 9, 1), (4, 4, 1)], 5) == ((0, 9, CONFIRMS),)
     assert merge_spans([(0, 0, CONFIRMS), (8, 9, CONFIRMS)], 5) == ((8, 9, CONFIRMS),)
@@ -85,19 +85,19 @@ def poisoned() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("size", select_cases([1000, 7245, 30], keep=2))
-def test_wrong_clocks_make_nothing_late_and_their_rows_are_used(size: int) -> None:
+def test_rows_with_wrong_clocks_are_used_and_make_no_row_late(size: int) -> None:
     rows = poisoned()
     script = [RowsInput({"a": rows[n : n + size]}) for n in range(0, len(rows), size)]
     run_result = run(script)
     assert (run_result.counters.rows_late, run_result.counters.rows_used) == (0, 7245)
     assert run_result.watermark_us == 7199 * S
     assert sum(r["n"] for r in run_result.rows) == 7190
-    if size < 7245:  # as it is without: all but the first epoch's rows come late
+    if size < 7245:  # without the guard, all rows after the first epoch are late
         assert run(script, max_jump_ms=None).counters.rows_late > 6000
 
 
 @pytest.mark.parametrize("step", ["ingest.after", "commit.before", "write.before", "note.before"])
-def test_a_kill_and_another_number_of_shards_change_nothing(step: str) -> None:
+def test_kill_and_resharding_do_not_change_the_result(step: str) -> None:
     rows = poisoned()
     script: list[Any] = [RowsInput({"a": rows[n : n + 500]}) for n in range(0, len(rows), 500)]
     expected = run(script)
@@ -112,7 +112,7 @@ def test_a_kill_and_another_number_of_shards_change_nothing(step: str) -> None:
     assert (run_result.watermark_us, run_result.counters.rows_late) == (expected.watermark_us, 0)
 
 
-def test_a_real_pause_is_followed_once_enough_rows_lie_beyond_it() -> None:
+def test_watermark_follows_a_real_pause_after_enough_rows() -> None:
     night = rows_at(*range(200))
     day = rows_at(*(DAY + n for n in range(CONFIRMS)))
     assert run([RowsInput({"a": night}), RowsInput({"a": day[:-1]})]).watermark_us == 199 * S
@@ -120,7 +120,7 @@ def test_a_real_pause_is_followed_once_enough_rows_lie_beyond_it() -> None:
     assert (run_result.watermark_us, run_result.counters.rows_late) == ((DAY + CONFIRMS - 1) * S, 0)
 
 
-def test_partitions_are_guarded_one_by_one() -> None:
+def test_each_partition_is_guarded_separately() -> None:
     def rows(*seconds: float, partition: str) -> list[dict[str, Any]]:
         return rows_at(*seconds, partition=partition)
 
@@ -130,7 +130,7 @@ def test_partitions_are_guarded_one_by_one() -> None:
     assert run(script).watermark_us == 240 * S
 
 
-def test_what_is_held_back_is_told_with_the_source(caplog: pytest.LogCaptureFixture) -> None:
+def test_time_jump_is_logged_with_its_source(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "slackwater"):
         run([RowsInput({"a": rows_at(*range(200), 2 * DAY)})])
     (line,) = [r.getMessage() for r in caplog.records if "jumps" in r.getMessage()]
@@ -141,7 +141,7 @@ def test_what_is_held_back_is_told_with_the_source(caplog: pytest.LogCaptureFixt
     )
 
 
-def test_a_newest_time_that_makes_the_rest_late_is_told_as_soon_as_it_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_newest_time_that_makes_most_rows_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     script = [
         RowsInput({"a": rows_at(0, DAY)}),
         *[RowsInput({"a": rows_at(*range(n, n + 8))}) for n in range(0, 40, 8)],

@@ -1,5 +1,6 @@
-"""What is known to be due comes out in the pass that reads: behind other stages, whose watermark is known, and where it is known
-how new a source's rows are.
+"""Emit due windows in the pass that reads the rows, if the watermark is known before.
+
+The watermark of an earlier stage is known. The watermark of a source is known if its statistics are available early.
 
 rows 1 2 | 11 12 | 21      seconds, a row each; three epochs on one shard
 first     [0,10) ▶  [10,20) ▶               windows of 10 s, one at a time
@@ -54,10 +55,10 @@ STATISTICS_BEFORE_READ = LocalEngine.statistics_before_read  # before any test r
 
 @dataclass
 class Passes:
-    """Passes over the shards that were observed.
+    """Records the passes over the shards.
 
-    `repeated_durations`: the duration of the windows that were asked a second time.
-    `passes`: the duration of the windows and the number of result files of each pass that emitted.
+    `repeated_durations`: the window duration of each second pass, which only emits.
+    `passes`: the window duration and the number of result files of each reading pass that emitted.
     """
 
     repeated_durations: list[int] = field(default_factory=list)
@@ -96,7 +97,7 @@ def foresee(monkeypatch: pytest.MonkeyPatch, sources: bool) -> None:
     monkeypatch.setattr(LocalEngine, "statistics_before_read", statistics_before_read)
 
 
-def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(
+def test_due_windows_of_a_later_stage_are_emitted_in_the_reading_pass(
     monkeypatch: pytest.MonkeyPatch, passes: Passes
 ) -> None:
     foresee(monkeypatch, False)
@@ -105,13 +106,13 @@ def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(
             test.pipe([{"k": "a", "ts": s * S} for s in seconds])
         rows = test.result().rows
         assert [r["n"] for r in rows] == [4]
-        assert passes.repeated_durations == [10_000, 10_000]  # the first stage: its watermark follows from its rows
+        assert passes.repeated_durations == [10_000, 10_000]  # the watermark of the first stage follows from its rows
         assert passes.passes == [(20_000, 0), (20_000, 1)]
         test.flush()
-    assert passes.repeated_durations[2:] == [10_000, 20_000]  # behind a flush the last watermark is not known before
+    assert passes.repeated_durations[2:] == [10_000, 20_000]  # the last watermark of a flush is not known before
 
 
-def test_so_does_what_is_due_by_rows_of_which_it_is_known_how_new_they_are(
+def test_early_source_statistics_emit_due_windows_in_the_reading_pass(
     monkeypatch: pytest.MonkeyPatch, passes: Passes
 ) -> None:
     foresee(monkeypatch, True)
@@ -124,10 +125,8 @@ def test_so_does_what_is_due_by_rows_of_which_it_is_known_how_new_they_are(
     assert passes.passes == [(10_000, 0), (10_000, 1), (20_000, 0), (10_000, 1), (20_000, 1)]
 
 
-def test_a_time_that_may_be_a_jump_says_nothing_before_its_rows_are_read(
-    monkeypatch: pytest.MonkeyPatch, passes: Passes
-) -> None:
-    """rows 1 1 1 … | 4 | 60 | 12      more than 10 s ahead: held back until it is followed"""
+def test_possible_time_jump_does_not_emit_windows_early(monkeypatch: pytest.MonkeyPatch, passes: Passes) -> None:
+    """rows 1 1 1 … | 4 | 60 | 12      60 is more than 10 s ahead, so it is held back until more rows confirm it"""
     foresee(monkeypatch, True)
     window = tumbling(10, sw.Aggregation(agg="count", as_="n"), max_jump_ms="10s")
     with LocalPipeline(window, schema={"k": "string"}, shards=1) as test:

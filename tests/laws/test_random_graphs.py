@@ -1,4 +1,7 @@
-"""What a stage emits is never late for the stages that read it: random graphs, see `random_graphs.py`, and the cases that broke it."""
+"""Check that results of a stage are never late for the stages that read them.
+
+The input is random graphs of `random_graphs.py`, and cases that failed before.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ USER = {"user": "string"}
 
 @pytest.mark.semantics("stages")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
-def test_seeded_graphs(first: int) -> None:
+def test_random_graphs_give_the_batch_result_without_late_results(first: int) -> None:
     """In random graphs, no result is late for the next stage, and each stage gives the batch result of its inputs."""
     seeds.hide_warnings()
     for seed in range(first, first + 10):
@@ -36,7 +39,7 @@ def test_seeded_graphs(first: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def test_graphs_that_failed() -> None:
+def test_graphs_of_formerly_failing_seeds_give_the_batch_result() -> None:
     for seed in (1259, 3959):
         check(seed)
 
@@ -52,7 +55,7 @@ def session(gap: str = "30m", cap: str = "12h") -> sw.Window:
 
 
 def pipeline(*stages: sw.Stage, sources: str = "a") -> sw.Pipeline:
-    """Stages that each have a target."""
+    """Return a pipeline in which each stage has a target."""
     return sw.pipeline(
         name="law",
         sources=[sw.Source(name=name, dataframe=object()) for name in sources],
@@ -89,12 +92,12 @@ def late(test: LocalPipeline) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.semantics("stages")
-def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
+def test_session_that_may_be_cut_holds_back_the_output_watermark() -> None:
     """A session that may still be cut holds back the output watermark of its stage, even after a restart.
 
     u    00:50 ── every 10 minutes ── 12:40          reaches to 13:10, its cap is at 12:50
     w                                        13:05   the watermark; a row of u by 13:10 would cut at 12:50
-    u                                        13:08   does
+    u                                        13:08   this row cuts
     """
     spec = pipeline(sw.Stage(name="visits", window=session()), sw.Stage(name="hours", window=tumbling("1h")))
     with LocalPipeline(spec, USER, capture_losses=False) as test:
@@ -122,7 +125,7 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
         assert ended[0].strftime("%H:%M") == "12:50"
 
 
-def test_a_session_that_ends_where_the_next_one_begins_closes_by_its_gap() -> None:
+def test_session_that_ends_where_the_next_begins_closes_by_its_gap() -> None:
     """
     u     269              287        302  311    gap 15, cap 33: two sessions
     w                        289                  the watermark is at 289 minutes
@@ -151,7 +154,7 @@ def test_a_session_that_ends_where_the_next_one_begins_closes_by_its_gap() -> No
         assert test.result().counters.late_between_stages == 0
 
 
-def test_one_that_closes_by_its_gap_holds_no_longer() -> None:
+def test_session_closed_by_its_gap_releases_the_output_watermark() -> None:
     spec = pipeline(sw.Stage(name="visits", window=session()), sw.Stage(name="hours", window=tumbling("1h")))
     with LocalPipeline(spec, USER, capture_losses=False) as test:
         test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
@@ -160,7 +163,7 @@ def test_one_that_closes_by_its_gap_holds_no_longer() -> None:
             assert states(test)["visits"].promised_us == promised * MINUTE
 
 
-def test_a_stage_that_nobody_read_so_far_begins_with_what_it_holds() -> None:
+def test_new_reader_starts_at_the_held_back_watermark_of_its_input() -> None:
     apart = sw.Stage(name="visits", window=session()), sw.Stage(name="x", from_=["a"], window=tumbling("1h"))
     both = pipeline(*apart, sw.Stage(name="hours", from_=["visits"], window=tumbling("1h")))
     with LocalPipeline(pipeline(*apart), USER, capture_losses=False) as test:
@@ -176,10 +179,10 @@ def test_a_stage_that_nobody_read_so_far_begins_with_what_it_holds() -> None:
 
 
 @pytest.mark.semantics("stages")
-def test_results_of_a_smaller_gap_count_at_the_watermark(caplog: pytest.LogCaptureFixture) -> None:
+def test_results_behind_the_watermark_of_their_reader_count_at_the_watermark(caplog: pytest.LogCaptureFixture) -> None:
     """After a config change, a result behind its reader's watermark gets that watermark as its event time.
 
-    A hundred sessions that reached to 00:30 end at 00:05 by the new gap, when their reader is at 00:20.
+    A hundred sessions that reached to 00:30 end at 00:05 by the new gap, while the watermark of their reader is at 00:20.
     """
     minutes = sw.Stage(name="minutes", window=tumbling("1m"))
     with LocalPipeline(
@@ -219,7 +222,9 @@ def joined(event_time: Any) -> sw.Join:
 
 
 @pytest.mark.parametrize(("before", "after"), [(("later", "j"), ("left", "j")), (("left", "a"), ("left", "j"))])
-def test_a_join_that_reaches_further_back_loses_nothing(before: tuple[str, str], after: tuple[str, str]) -> None:
+def test_join_results_further_in_the_past_after_a_restart_are_not_lost(
+    before: tuple[str, str], after: tuple[str, str]
+) -> None:
     def spec(event_time: str, read: str) -> sw.Pipeline:
         stages = sw.Stage(name="j", join=joined(event_time)), sw.Stage(name="w", from_=[read], window=tumbling("1m"))
         return pipeline(*stages, sources="ab")
@@ -236,8 +241,10 @@ def test_a_join_that_reaches_further_back_loses_nothing(before: tuple[str, str],
 
 @pytest.mark.semantics("stages")
 @pytest.mark.parametrize("idle_source", [True, False])
-def test_idle_sources_and_stages_hold_nothing_back(idle_source: bool) -> None:
-    """Idle sources do not hold a stage back. If all its sources are idle, it advances with the inputs of its readers."""
+def test_idle_sources_and_stages_do_not_hold_back_their_readers(idle_source: bool) -> None:
+    """Idle sources do not hold a stage back. If all its sources are idle, it advances with the inputs of its
+    readers.
+    """
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b" if not idle_source else "a"], window=quick)
     both = sw.Stage(name="both", from_=["first", "b" if idle_source else "a"], window=quick)
@@ -254,7 +261,7 @@ def test_idle_sources_and_stages_hold_nothing_back(idle_source: bool) -> None:
         assert causes == ({"first": {}, "both": {"idle": 1}} if idle_source else {"first": {"idle": 1}, "both": {}})
 
 
-def test_a_carried_stage_commits_in_silence_what_becomes_due() -> None:
+def test_idle_stage_emits_due_windows_while_no_rows_arrive() -> None:
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b"], window=quick)
     both = sw.Stage(name="both", from_=["first", "a"], window=tumbling("1h", source_idleness_ms="1h"))
@@ -267,7 +274,7 @@ def test_a_carried_stage_commits_in_silence_what_becomes_due() -> None:
         assert states(test)["both"].watermark_us == 200 * MINUTE
 
 
-def test_while_all_is_idle_the_watermarks_stay() -> None:
+def test_watermarks_do_not_advance_while_all_sources_are_idle() -> None:
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b"], window=quick)
     both = sw.Stage(name="both", from_=["first", "a"], window=quick)
@@ -278,8 +285,8 @@ def test_while_all_is_idle_the_watermarks_stay() -> None:
         assert {s.watermark_us for s in states(test).values()} == {0}
 
 
-def test_a_flush_brings_all_stages_to_one_point() -> None:
-    """Rows behind it are late where they come in, and nowhere else."""
+def test_flush_brings_all_stages_to_the_same_watermark() -> None:
+    """Rows behind this watermark are late in the stage that reads them, and in no later stage."""
     spec = pipeline(sw.Stage(name="minute", window=tumbling("1m")), sw.Stage(name="day", window=tumbling("24h")))
     with LocalPipeline(spec, USER, capture_losses=False) as test:
         test.pipe([row_at(0)])
@@ -296,8 +303,8 @@ def test_a_flush_brings_all_stages_to_one_point() -> None:
     assert "0 results late between stages" in shown
 
 
-def test_a_join_is_flushed_past_its_readers() -> None:
-    """Its rows may lie ten minutes back, so it stands ten minutes ahead: no pair of later rows is late behind it."""
+def test_flush_advances_a_join_past_the_watermark_of_its_reader() -> None:
+    """A flush advances a join by the ten minutes that its results may lie back, so no later pair of rows is late."""
     stages = sw.Stage(name="j", join=joined("left")), sw.Stage(name="w", from_=["j"], window=tumbling("1h"))
     with LocalPipeline(pipeline(*stages, sources="ab"), USER, capture_losses=False) as test:
         test.pipe({"a": [row_at(0), row_at(55)], "b": [row_at(1)]})
@@ -312,8 +319,8 @@ def test_a_join_is_flushed_past_its_readers() -> None:
 
 @pytest.mark.parametrize("on_error", ["fail", "drop"])
 @pytest.mark.parametrize("first", [tumbling("1d"), session(gap="2h")])
-def test_no_limit_of_a_source_judges_results(first: sw.Window, on_error: Any) -> None:
-    """Windows of a flush end ahead of the clock, further than `max_future_ms`."""
+def test_max_future_does_not_apply_to_results_of_a_stage(first: sw.Window, on_error: Any) -> None:
+    """A flush emits windows that end further ahead of the clock than `max_future_ms`."""
     now = int(dt.datetime(2026, 11, 24, 10, 5, tzinfo=dt.UTC).timestamp()) * 10**6
     second = sw.Window(kind="tumbling", duration_ms="1d", max_groups_per_window=1000, aggregations=COUNT)
     spec = pipeline(sw.Stage(name="users", window=first), sw.Stage(name="days", window=second, on_error=on_error))
@@ -324,8 +331,8 @@ def test_no_limit_of_a_source_judges_results(first: sw.Window, on_error: Any) ->
         assert states(test)["days"].counters["rows_bad"] == 0
 
 
-def test_late_results_are_never_told_as_idle() -> None:
-    """Sessions cut behind the watermark, of a source that brought rows in every epoch."""
+def test_sessions_cut_behind_the_watermark_are_not_late_for_the_next_stage() -> None:
+    """Cut sessions behind the watermark, with a source that has rows in every epoch."""
     cut = sw.Window(kind="session", gap_ms="20s", max_session_duration_ms="50s", group_by=["user"], aggregations=COUNT)
     spec = pipeline(sw.Stage(name="visits", window=cut), sw.Stage(name="tens", window=tumbling("10s")))
     rows = [[("z", -500)], [("u", 0), ("u", 20)], [("u", 40)], [("w", 60)], [("u", 60)], [("w", 80), ("u", 80)]]

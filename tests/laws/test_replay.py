@@ -1,6 +1,6 @@
-"""Dead letters applied again: after a replay the target holds the batch answer over all rows, as if none had been late.
+"""Replay of dead letters: the target then has the batch answer over all rows, as if none had been late.
 
-Seeded runs with any disorder, deaths at named steps, several shards; the oracle is the naive loop.
+Seeded runs have any disorder, crashes at named steps and several shards. The oracle is a naive loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
-def test_after_a_replay_the_target_holds_the_batch_answer(first: int) -> None:
+def test_replay_brings_the_target_to_the_batch_answer(first: int) -> None:
     for seed in range(first, first + 10):
         try:
             check(seed)
@@ -42,9 +42,9 @@ def test_after_a_replay_the_target_holds_the_batch_answer(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS // 2, 20))
-@exhaustive(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
-def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: int) -> None:
-    """gap 5, cap 11 … 24: sessions are cut; what cannot be put together is left, and nothing is in two of them."""
+@exhaustive(beside="test_replay.py::test_replay_brings_the_target_to_the_batch_answer")
+def test_replay_at_the_session_cap_never_puts_a_row_in_two_sessions(first: int) -> None:
+    """Cut sessions with gap 5 and cap 11 to 24. Rows that cannot be merged remain dead letters."""
     for seed in range(first, first + 20):
         rng = random.Random(10_000 + seed)
         cap = rng.choice([11, 16, 24])
@@ -94,10 +94,10 @@ def counts(result: LocalResult) -> list[tuple[int, int, int]]:
     return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in table(result))
 
 
-def test_a_late_row_joins_two_stored_sessions() -> None:
+def test_replayed_late_row_merges_two_stored_sessions() -> None:
     """
-    gap 3     [0 ── 2]     [8 ── 9]            both are stored, and gone from the state
-    late                ● 5                    joins both
+    gap 3     [0 ── 2]     [8 ── 9]            both are in the target and not in the state
+    late                ● 5                    merges both
     """
     result = run_local(sessions(), [rows_at(0, 2, 8, 9), rows_at(100), rows_at(5), Replay()], SCHEMA)
     assert counts(result) == [(0, 12, 5), (100, 103, 1)]
@@ -105,10 +105,10 @@ def test_a_late_row_joins_two_stored_sessions() -> None:
     assert result.replays[0].reasons == {"late": 1, "supersede": 1}
 
 
-def test_a_stored_session_that_is_joined_to_an_open_one_is_taken_back_until_that_closes() -> None:
+def test_stored_session_merged_into_an_open_one_is_retracted_until_close() -> None:
     """
     gap 3     [0 ── 2]    stored      [8, open at watermark 8
-    late                ● 5           behind the floor of the first (5), so a letter; it joins both
+    late                ● 5           behind the floor of the first (5), so a dead letter that merges both
     """
     script = [rows_at(0, 2), rows_at(8), rows_at(5), Replay()]
     result = run_local(sessions(), script, SCHEMA, flush=False)
@@ -116,10 +116,10 @@ def test_a_stored_session_that_is_joined_to_an_open_one_is_taken_back_until_that
     assert counts(run_local(sessions(), [*script, rows_at(10)], SCHEMA)) == [(0, 13, 5)]
 
 
-def test_a_corrected_session_moves_the_floor_of_its_key() -> None:
+def test_corrected_session_raises_the_floor_of_its_key() -> None:
     """
-    gap 3     [0]   at watermark 8 the letter 4 (late, its own run) is applied: [4], floor 7
-                    a row at 6 has 6 + 3 >= 8 and would begin a session within the gap of [4]: late
+    gap 3     [0]   at watermark 8 the dead letter 4 (late, a separate run) is applied: [4], floor 7
+                    a row at 6 has 6 + 3 >= 8 and would start a session within the gap of [4]: late
     """
     result = run_local(sessions(), [rows_at(0), rows_at(8), rows_at(4), Replay(), rows_at(6)], SCHEMA)
     assert counts(result) == [(0, 3, 1), (4, 7, 1), (8, 11, 1)]
@@ -130,10 +130,10 @@ def test_a_corrected_session_moves_the_floor_of_its_key() -> None:
 
 
 @pytest.mark.parametrize("late", ["dlq", "reopen"])
-def test_what_reaches_the_cap_is_left(late: str) -> None:
+def test_replay_leaves_rows_that_would_exceed_the_session_cap(late: str) -> None:
     """
-    gap 3, cap 8     [0 ── 3]   [5 .. 10]     joined by 4 they would span 10
-                     [30 .. 37][38 ── 40]     was cut at 38: a row at 36 belongs to one of both, but a batch would cut again
+    gap 3, cap 8     [0 ── 3]   [7 ── 10]     merged by a row at 5 they would span 10
+                     [30 .. 37][38 ── 40]     cut at 38; a row at 35 in a cut session stays a dead letter
     """
     spec = sessions(max_session_duration_ms=8, late_data=late)
     script = [
@@ -153,7 +153,7 @@ def test_what_reaches_the_cap_is_left(late: str) -> None:
 
 
 @pytest.mark.parametrize("agg", ["first", "count_distinct", "avg"])
-def test_what_is_not_stored_cannot_be_put_together_and_a_new_session_can(agg: str) -> None:
+def test_replay_merges_only_stored_accumulators_but_adds_new_sessions(agg: str) -> None:
     spec = sessions(Aggregation(agg="count", as_="n"), Aggregation(agg=agg, column="f", as_="x"))
     result = run_local(spec, [rows_at(0), rows_at(100), rows_at(2), rows_at(50), Replay(), Replay()], SCHEMA)
     why = f'its window left the state, and the accumulators of "x" ({agg}) are not stored'
@@ -162,7 +162,7 @@ def test_what_is_not_stored_cannot_be_put_together_and_a_new_session_can(agg: st
     assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
 
 
-def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -> None:
+def test_replay_does_not_correct_stored_sessions_with_a_gap_per_row() -> None:
     spec = sessions(gap_ms="gap")
     script = [
         RowsInput({"a": [{"ts": t * MS, "u": "a", "gap": 3} for t in times]}) for times in ([0], [100], [2], [50])
@@ -174,7 +174,7 @@ def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -
     ]
 
 
-def test_rows_without_a_usable_gap_are_left() -> None:
+def test_replay_leaves_rows_without_a_valid_gap() -> None:
     spec = sessions(gap_ms="gap")
     rows_ = RowsInput({"a": [{"ts": 0, "u": "a", "gap": -1}, {"ts": 0, "u": "a", "gap": 3}]})
     result = run_local(spec, [rows_, Replay()], {"u": "string", "gap": "bigint"}, on_error="dlq")
@@ -182,8 +182,8 @@ def test_rows_without_a_usable_gap_are_left() -> None:
     assert counts(result) == [(0, 3, 1)]
 
 
-def test_bad_rows_are_read_again_as_any_others_and_move_no_watermark() -> None:
-    """A row that was too far in the future by the clock of its epoch, and is not any more."""
+def test_replayed_bad_rows_are_applied_without_moving_the_watermark() -> None:
+    """Replay a row that was too far in the future by the clock of its epoch and is now valid."""
     (letter,) = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(50)], SCHEMA, flush=False).letters
     value = b'{"ts": 900000, "u": "b", "id": 1, "f": 1.0}'
     letter |= {"reason": "future", "event_time": 900 * MS, "value": value}
@@ -196,7 +196,7 @@ def test_bad_rows_are_read_again_as_any_others_and_move_no_watermark() -> None:
     assert (result.replays[1].applied, result.replays[1].before) == (0, 1)
 
 
-def test_a_window_that_was_gone_is_not_kept_again_because_more_lateness_is_allowed_since(tmp_path: Path) -> None:
+def test_replay_corrects_an_expired_window_after_allowed_lateness_is_raised(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"kind": "tumbling", "duration_ms": 10, "max_groups_per_window": 9, "group_by": ["u"]}
     settings["aggregations"] = [Aggregation(agg="count", as_="n")]
     reopen = {"late_data": "reopen", "lateness_ms": 0}
@@ -208,7 +208,7 @@ def test_a_window_that_was_gone_is_not_kept_again_because_more_lateness_is_allow
     assert (result.replays[0].applied, result.replays[0].remaining) == (1, {})
 
 
-def test_a_target_that_only_adds_rows_cannot_be_corrected() -> None:
+def test_late_rows_cannot_be_replayed_into_an_append_only_target() -> None:
     with pytest.raises(
         StartError,
         match=r"late rows cannot be replayed, because they correct windows in the target, but memory is append-only",
@@ -216,7 +216,7 @@ def test_a_target_that_only_adds_rows_cannot_be_corrected() -> None:
         run_local(sessions(), [rows_at(0), rows_at(100), rows_at(2), Replay()], SCHEMA, upserts=False)
 
 
-def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
+def test_late_rows_cannot_be_replayed_when_late_data_is_drop() -> None:
     letters = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(2)], SCHEMA).letters
     with pytest.raises(StartError, match=r'late_data = "drop" does not track the origin of a row'):
         run_local(sessions(late_data="drop"), [rows_at(0), Replay()], SCHEMA, letters=letters)
@@ -228,21 +228,21 @@ def copies(letters: int, rows_: int, keys: int, once: bool, window: Window) -> i
     return int(frame.select(replay._count_copies(replay._all_late_together(logic))).item())
 
 
-def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
-    """`once`: a record of a topic, which is there once; else equal rows of a file have equal letters."""
+def test_number_of_late_copies_is_derived_from_dead_letters() -> None:
+    """With `once`, the row is a unique Kafka record. Otherwise equal rows of a file have equal dead letters."""
     spec = sessions()
     assert copies(3, 1, 1, False, spec) == 3
-    assert copies(3, 1, 1, True, spec) == 1  # a letter that was written again
-    assert copies(2, 2, 1, False, spec) == 1  # the SQL made two rows of it, of one key
+    assert copies(3, 1, 1, True, spec) == 1  # a dead letter that was written twice
+    assert copies(2, 2, 1, False, spec) == 1  # the SQL made two rows of one key
     assert copies(4, 2, 1, False, spec) == 2
     assert copies(2, 2, 2, True, spec) == 1
-    assert copies(2, 2, 2, False, spec) == 0  # of one row, or of two equal ones each of which was late once?
+    assert copies(2, 2, 2, False, spec) == 0  # ambiguous: one row, or two equal rows that were late once each
     assert copies(1, 2, 2, True, spec) == 0
     assert copies(3, 0, 0, False, spec) == 0
 
 
-def test_a_letter_of_a_topic_that_was_written_twice_is_applied_once(tmp_path: Path) -> None:
-    """A target of letters that is at least once may hold one twice; the second may even come after the replay."""
+def test_duplicate_dead_letter_of_a_kafka_record_is_applied_once(tmp_path: Path) -> None:
+    """A dead-letter target with at-least-once delivery may duplicate a dead letter, even after the replay."""
     run_options: dict[str, Any] = {"flush": False, "state_dir": str(tmp_path)}
     (letter,) = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(50)], SCHEMA, **run_options).letters
     letter |= {"topic": "t", "partition": 0, "offset": 7}
@@ -252,7 +252,7 @@ def test_a_letter_of_a_topic_that_was_written_twice_is_applied_once(tmp_path: Pa
     assert (second.replays[0].applied, second.replays[0].before, counts(second)) == (0, 3, [])
 
 
-def test_a_limit_takes_the_oldest_letters_and_does_not_part_equal_ones() -> None:
+def test_replay_limit_takes_oldest_dead_letters_and_never_splits_equal_ones() -> None:
     script = [rows_at(0), rows_at(100), rows_at(50, 50, 60, 70)]
     result = run_local(sessions(), [*script, Replay(1)], SCHEMA)
     assert (result.replays[0].applied, counts(result)) == (2, [(0, 3, 1), (50, 53, 2), (100, 103, 1)])
@@ -260,11 +260,11 @@ def test_a_limit_takes_the_oldest_letters_and_does_not_part_equal_ones() -> None
     assert [r.applied for r in result.replays] == [2, 1, 1]
 
 
-# -- bad rows that are bad again ---------------------------------------------------------------------------------------
+# -- rows that fail again ----------------------------------------------------------------------------------------------
 
 
 def bad_letters(*values: bytes, **more: Any) -> list[dict[str, Any]]:
-    """Letters of rows that could not be decoded, as an epoch wrote them."""
+    """Return the dead letters of undecodable rows as an epoch writes them."""
     (like,) = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(50)], SCHEMA, flush=False).letters
     nothing = dict.fromkeys(
         ("event_time", "cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows")
@@ -276,7 +276,7 @@ GOOD = b'{"ts": 900000, "u": "b", "id": 1, "f": 1.0}'
 LATE_NOW = b'{"ts": 30000, "u": "b", "id": 1, "f": 1.0}'
 
 
-def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
+def test_undecodable_row_stays_one_dead_letter_and_counts_its_attempts() -> None:
     letters = bad_letters(b"{broken", GOOD, b"{broken")
     script = [rows_at(0), rows_at(100), Replay(dry=True), Replay(), Replay(), Replay(dry=True)]
     result = run_local(sessions(), script, SCHEMA, letters=letters, on_error="dlq")
@@ -293,8 +293,8 @@ def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
 
 @pytest.mark.parametrize("topic", select_cases([False, True]))
 @pytest.mark.parametrize("step", KILL_POINTS)
-def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str, topic: bool) -> None:
-    """A replay that dies at `step` is repeated, which is one more try only if the first was committed; then another one."""
+def test_replay_attempt_counts_once_at_every_kill_point(tmp_path: Path, step: str, topic: bool) -> None:
+    """Repeat a replay that is killed at `step`, then replay again. A killed attempt counts only if it was committed."""
     place = {"topic": "t", "partition": 0, "offset": 7} if topic else {}
     letters = [*bad_letters(b"{broken", **place), *bad_letters(GOOD, LATE_NOW)]
     store = lambda: FilesStore(tmp_path, "law")  # noqa: E731
@@ -311,7 +311,7 @@ def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str
     assert judged.select("__applied", "__tries").rows() == [(False, 3 if committed else 2), (True, 0), (True, 0)]
 
 
-def test_a_dry_run_changes_nothing_and_foretells_what_a_replay_does(tmp_path: Path) -> None:
+def test_dry_run_changes_nothing_and_predicts_the_replay(tmp_path: Path) -> None:
     letters = bad_letters(b"{broken", GOOD, LATE_NOW)
     start = [rows_at(0), rows_at(100)]
     run_local(sessions(), start, SCHEMA, flush=False, state_dir=str(tmp_path), letters=letters, on_error="dlq")
@@ -335,7 +335,7 @@ def test_a_dry_run_changes_nothing_and_foretells_what_a_replay_does(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling"])
-def test_what_a_policy_would_drop_as_late_stays_a_letter(kind: str) -> None:
+def test_row_that_late_data_drop_would_lose_stays_a_dead_letter(kind: str) -> None:
     shape = {
         "kind": "tumbling",
         "duration_ms": 10,
@@ -353,7 +353,7 @@ def test_what_a_policy_would_drop_as_late_stays_a_letter(kind: str) -> None:
     assert (result.counters.rows_late, len(table(result))) == (0, 3)
 
 
-def test_what_a_join_would_drop_as_late_stays_a_letter() -> None:
+def test_row_that_a_join_would_drop_as_late_stays_a_dead_letter() -> None:
     join = Join(
         kind="inner", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=10,
         source_idleness_ms=1000,
@@ -367,7 +367,7 @@ def test_what_a_join_would_drop_as_late_stays_a_letter() -> None:
     assert sorted(r["left_id"] for r in result.rows) == [1, 1, 2], "the good one finds its partner"
 
 
-def test_letters_that_stay_do_not_keep_others_from_their_turn() -> None:
+def test_remaining_dead_letters_do_not_block_later_ones() -> None:
     letters = [*bad_letters(b"{broken"), *bad_letters(GOOD, epoch=1)]
     result = run_local(
         sessions(), [rows_at(0), rows_at(100), Replay(1), Replay(1)], SCHEMA, letters=letters, on_error="dlq"
@@ -375,7 +375,7 @@ def test_letters_that_stay_do_not_keep_others_from_their_turn() -> None:
     assert [r.applied for r in result.replays] == [0, 1]
 
 
-def test_nothing_is_applied_where_the_late_ones_cannot_be() -> None:
+def test_replay_applies_nothing_when_late_rows_are_refused() -> None:
     late = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(50)], SCHEMA, flush=False).letters
     published: list[int] = []
     with pytest.raises(StartError, match="nothing was replayed"):
@@ -386,7 +386,7 @@ def test_nothing_is_applied_where_the_late_ones_cannot_be() -> None:
     assert published == [1], "the session at 0 alone"
 
 
-def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
+def test_remaining_late_dead_letters_count_their_attempts(tmp_path: Path) -> None:
     script = [rows_at(0, 3), rows_at(7, 10), rows_at(200), rows_at(5), Replay(), Replay()]
     result = run_local(sessions(max_session_duration_ms=8), script, SCHEMA, state_dir=str(tmp_path), flush=False)
     assert [r.remaining for r in result.replays] == [{windows.CAPPED: 1}] * 2
@@ -398,8 +398,8 @@ def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
     ].to_list() == [2]
 
 
-def test_the_count_of_tries_is_kept_forked_and_verified(tmp_path: Path) -> None:
-    """Through the removal of old epochs, to a fork, and told if it is damaged."""
+def test_attempt_ledger_survives_cleanup_and_fork_and_is_verified(tmp_path: Path) -> None:
+    """The attempts survive the removal of old epochs and a fork, and verification reports a damaged ledger."""
     letters = bad_letters(b"{broken")
     more = [rows_at(200 + n) for n in range(40)]  # several rounds of garbage collection
     script = [rows_at(0), rows_at(100), Replay(), *more[:20], Replay(), *more[20:]]

@@ -1,4 +1,4 @@
-"""Every start continues what it should, or refuses and names the cause; `plan` says the same before. See `restartable_pipeline.py`."""
+"""Every start continues correctly or is refused with the cause, as `plan` predicts. See `restartable_pipeline.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "12"))
 
 @pytest.mark.semantics("starting-over")
 @pytest.mark.parametrize("seed", range(1, EXAMPLES + 1))
-def test_a_start_continues_its_state_and_target_or_refuses(seed: int) -> None:
+def test_start_on_altered_state_or_target_is_correct_or_refused(seed: int) -> None:
     """If a state or target was copied, renamed or emptied, a start gives exactly the expected rows or is refused with
     the cause.
     """

@@ -1,4 +1,4 @@
-"""Windows that are revised: a part of the seeded runs of `revisions.py`, and timelines drawn by hand."""
+"""Revised windows: some seeded runs of `generators/revisions.py`, and timelines drawn by hand."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 @pytest.mark.semantics("corrections-to-closed-windows")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
-def test_seeded_runs(first: int) -> None:
+def test_seeded_runs_with_corrections_match_the_oracle(first: int) -> None:
     """Seeded runs with corrections, `final` and `updates` leave exactly the oracle's windows in the target."""
     for seed in range(first, first + 20):
         revisions.check_seed(seed)
 
 
 def read_revisions(result: LocalResult) -> list[tuple[Any, ...]]:
-    """(epoch, reason, start in ms, n, revision) of what was emitted."""
+    """Return (epoch, reason, start in ms, n, revision) of each emitted row."""
     return [
         (r["_epoch"], r["_emit_reason"], r["window_start"] // MS, r["n"], r["_revision"])
         for r in sorted(result.rows, key=lambda r: (r["_epoch"], r["window_start"]))
     ]
 
 
-def test_a_row_that_bridges_two_emitted_sessions_leaves_one() -> None:
+def test_late_row_that_bridges_two_emitted_sessions_merges_them() -> None:
     """
     gap 5      0  2        10 12                30        7
     epoch 0    ●──●         ●──●                          emitted: [0, 2]
     epoch 1                                     ●         emitted: [10, 12]
-    epoch 2                            ● 7: joins both    [0, 12] replaces both: 0 again, 10 superseded
+    epoch 2                            ● 6, 7: merge both [0, 12] replaces both: 0 again, 10 superseded
     """
     result = run_window(sessions(late_data="reopen", allowed_lateness_ms=50), [0, 2, 10, 12], [30], [6, 7])
     assert read_revisions(result) == [
@@ -49,10 +49,10 @@ def test_a_row_that_bridges_two_emitted_sessions_leaves_one() -> None:
     ]
 
 
-def test_a_session_that_a_late_row_extends_past_the_watermark_is_open_again() -> None:
+def test_session_extended_past_the_watermark_by_a_late_row_is_reopened() -> None:
     """
     lateness 3   0 ── 4                closes past 9: at watermark 10, event 13
-                       8               late, and extends it to 13: open again, emitted once the watermark is past 13
+                       8               late, and extends the session to 13: open again until the watermark is past 13
     """
     window = sessions(late_data="reopen", allowed_lateness_ms=50, lateness_ms=3)
     assert read_revisions(run_window(window, [0, 4], [13], [])) == [(1, "close", 0, 2, 1)]
@@ -63,13 +63,13 @@ def test_a_session_that_a_late_row_extends_past_the_watermark_is_open_again() ->
     ]
 
 
-def test_a_start_that_moves_supersedes_the_former_one() -> None:
+def test_late_row_that_moves_a_session_start_supersedes_the_old_start() -> None:
     result = run_window(sessions(late_data="reopen", allowed_lateness_ms=50), [10, 12], [30], [8])
     assert read_revisions(result) == [(1, "close", 10, 2, 1), (2, "late", 8, 3, 2), (2, "supersede", 10, None, 2)]
 
 
-def test_past_the_allowed_lateness_a_row_is_late_for_good() -> None:
-    """gap 5: the session of event 0 closes past 5, and is gone past 15."""
+def test_row_beyond_the_allowed_lateness_is_late() -> None:
+    """gap 5: the session of event 0 closes after 5 and leaves the state after 15"""
     window = sessions(late_data="reopen", allowed_lateness_ms=10)
     result = run_window(window, [0], [16], [2])
     assert read_revisions(result) == [(1, "close", 0, 1, 1)]
@@ -77,23 +77,23 @@ def test_past_the_allowed_lateness_a_row_is_late_for_good() -> None:
     assert read_revisions(run_window(window, [0], [15], [2])) == [(1, "close", 0, 1, 1), (2, "late", 0, 2, 2)]
 
 
-def test_final_waits_for_the_allowed_lateness_and_says_it_once() -> None:
+def test_final_emits_once_after_the_allowed_lateness() -> None:
     window = sessions(late_data="reopen", allowed_lateness_ms=10, emit="final")
     assert read_revisions(run_window(window, [0], [15], [2], [17])) == []
     assert read_revisions(run_window(window, [0], [15], [2], [18])) == [(3, "close", 0, 2, 1)]
 
 
-def test_updates_come_in_every_epoch_that_changes_something() -> None:
+def test_updates_are_emitted_in_each_epoch_that_changes_a_window() -> None:
     """
     epoch 0  [0 ─ 2]          update 0
     epoch 1          [7 ─ 9]  within the gap of the first, so one session: update 0
-    epoch 2                      60  the session closes unchanged, and is not said again
+    epoch 2                      60  the session closes unchanged, and is not emitted again
     """
     result = run_window(sessions(emit="updates", lateness_ms=20), [0, 2], [7, 9], [60])
     assert read_revisions(result) == [(0, "update", 0, 2, 1), (1, "update", 0, 4, 2), (2, "update", 60, 1, 1)]
 
 
-def test_updates_of_sessions_that_merge_supersede_one() -> None:
+def test_update_of_merged_sessions_supersedes_the_later_one() -> None:
     result = run_window(sessions(emit="updates", lateness_ms=50), [0, 8], [4])
     assert read_revisions(result) == [
         (0, "update", 0, 1, 1),
@@ -103,7 +103,7 @@ def test_updates_of_sessions_that_merge_supersede_one() -> None:
     ]
 
 
-def test_updates_wait_for_their_interval_but_not_once_a_window_closes() -> None:
+def test_updates_wait_for_emit_interval_unless_the_window_closes() -> None:
     window = sessions(emit="updates", emit_interval_ms="1h", lateness_ms=10)
     result = run_window(window, [0], [1], [30], [31])
     assert read_revisions(result) == [(0, "update", 0, 1, 1), (2, "close", 0, 2, 2)]
@@ -120,7 +120,7 @@ def test_only_the_corrected_window_is_emitted_again() -> None:
     assert {r["_final_at"] for r in result.rows if r["window_start"] == 0} == {40 * MS}
 
 
-def test_late_rows_by_themselves() -> None:
+def test_standalone_late_rows_form_their_own_sessions() -> None:
     """
     gap 5, cap 12    watermark 50: rows at 0, 2, 9 and 12 are late; 2 and 9 are 7 apart, 12 joins 9
     """
@@ -132,11 +132,10 @@ def test_late_rows_by_themselves() -> None:
 
 @pytest.mark.semantics("separate-results")
 @pytest.mark.parametrize("seed", range(30))
-def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) -> None:
-    """With `late_data = "standalone"`, each row is in one result: a window's, or the separate one of a late row."""
-    run = revisions.plan_run(seed)
-    if run.spec.kind == "session":
-        return
+def test_windows_and_standalone_results_together_contain_every_row(seed: int) -> None:
+    """With `late_data = "standalone"`, each row is in one result: that of its window, or a separate one if late."""
+    plans = (revisions.plan_run(n) for n in range(100 * seed, 100 * seed + 100))
+    run = next(plan for plan in plans if plan.spec.kind != "session")
     window = run.window.model_copy(
         update={"late_data": "standalone", "emit": "on_close", "allowed_lateness_ms": None, "emit_interval_ms": 0}
     )

@@ -1,4 +1,4 @@
-"""The walk over a key's intervals makes of any rows what the step by whole arrays made of them."""
+"""Session steps: the walk over the intervals of a key gives the same state as the step over whole arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.case_selection import select_cases
 
 
 @pytest.mark.parametrize("first", select_cases(range(1, 2001, 50), keep=2))
-def test_the_walk_makes_the_same_state_as_the_step_by_whole_arrays(first: int) -> None:
+def test_interval_walk_gives_the_same_state_as_array_step(first: int) -> None:
     counts = [session_steps.check_seed(seed) for seed in range(first, first + 50)]
     epochs, rows, late, refused = (sum(n) for n in zip(*counts, strict=True))
     assert rows > epochs > 50

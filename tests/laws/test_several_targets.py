@@ -1,4 +1,4 @@
-"""Several targets: each holds what its stage emits, once, anyone who dies and whichever target is away."""
+"""Several targets: each stores the rows of its stage once, despite kills and unavailable targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
-def test_seeded_targets(first: int) -> None:
+def test_seeded_runs_store_each_row_once_in_several_targets(first: int) -> None:
     seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
@@ -27,8 +27,8 @@ def test_seeded_targets(first: int) -> None:
 
 @pytest.mark.parametrize("nth", select_cases([2, 1, 3]))
 @pytest.mark.parametrize("step", KILL_POINTS)
-def test_a_death_at_every_step_of_every_target(step: str, nth: int) -> None:
-    """An epoch that all three get something of: a death repeats at most the write that was not noted."""
+def test_kill_at_any_step_repeats_at_most_the_unrecorded_write(step: str, nth: int) -> None:
+    """All three targets receive rows in the epoch. A kill repeats at most the one write that was not recorded."""
     seeds.hide_warnings()
     rows = [{"k": "a", "p": "x", "v": n, "ts": n * 1_000_000} for n in range(4)]
     ends = [{"k": "a", "p": "x", "v": 9, "ts": 60_000_000}]

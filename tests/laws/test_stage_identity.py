@@ -1,4 +1,4 @@
-"""Stages that are renamed, removed, added, replaced and reordered between starts: each counts the rows since it began, and no others."""
+"""Stages that are renamed, removed, added, replaced or reordered between starts count only rows since they began."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = [sw.Aggregation(agg="count", as_="n")]
 
 @dataclass(frozen=True)
 class ExpectedStage:
-    """A stage as a user thinks of it: what it reads, and how many rows it has counted since it began."""
+    """Expected stage: the names of its inputs, and the number of rows counted since the stage began."""
 
     name: str
     reads: tuple[str, ...]
@@ -62,7 +62,7 @@ BASE = ExpectedStage("base", ("a", "b"))
 
 
 def changed(stages: list[ExpectedStage], rng: random.Random) -> list[ExpectedStage]:
-    """The stages of the next start. What is renamed says so, or begins empty."""
+    """Return the stages of the next start. A renamed stage sets `formerly` or begins empty."""
     after = [replace(s, formerly=rng.choice([None, s.formerly])) for s in stages]
     before = {s.name for s in stages}
     for _ in range(rng.randint(1, 3)):
@@ -136,7 +136,7 @@ def plan(
     return {c.key: (c.verdict, c.level, c.how) for c in changes if not c.key.startswith("target")}
 
 
-def test_a_plan_says_what_becomes_of_each_stage() -> None:
+def test_plan_reports_the_change_of_each_stage() -> None:
     one = [BASE, ExpectedStage("s0", ("a",))]
     replaced = plan(one, [BASE, ExpectedStage("s1", ("a",))])
     assert replaced['stage "s0"'][:2] == ("migrated", "warning")
@@ -163,8 +163,8 @@ def test_a_plan_says_what_becomes_of_each_stage() -> None:
     assert "the state has both" in both['stage "s1"'][2]
 
 
-def test_in_postgres_no_stage_gets_the_table_of_another() -> None:
-    """Its table bears its place: what does not stay in its place is refused, also where all names are known."""
+def test_postgres_store_refuses_a_stage_that_changes_position() -> None:
+    """The name of a state table contains the position of the stage. A stage with a known name is refused too."""
     three = [BASE, ExpectedStage("s0", ("a",)), ExpectedStage("s1", ("b",))]
     for after in ([three[0], three[2], three[1]], [BASE, ExpectedStage("s2", ("b",)), three[2]], [BASE, three[2]]):
         verdicts = plan(three, after, "postgres")
@@ -190,7 +190,7 @@ def test_in_postgres_no_stage_gets_the_table_of_another() -> None:
         ),
     ],
 )
-def test_former_names_identify_one_stage(stages: list[ExpectedStage], line: str) -> None:
+def test_former_name_must_identify_exactly_one_stage(stages: list[ExpectedStage], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         described(stages)
 
@@ -206,8 +206,8 @@ def transform(**more: str) -> Pipeline:
     )
 
 
-def test_a_transform_becomes_a_stage_by_its_name() -> None:
-    """[transform] has no name that a user gave: one of several stages says that it was called so, and the other way round."""
+def test_formerly_connects_a_transform_with_a_stage() -> None:
+    """A [transform] has the implicit name "transform". One of several stages can continue it, and vice versa."""
     later = ExpectedStage("s0", ("a",))
     with LocalPipeline(transform(), {"user": "string"}, capture_losses=False) as test:
         test.pipe({s: [{"user": "u", "ts": 0}] for s in "ab"})

@@ -1,4 +1,4 @@
-"""Some damages of `tests.laws.fuzzers.state_corruption`; the thousand seeds are run from the command line."""
+"""Check a few damages of `tests.laws.fuzzers.state_corruption`. The command line runs thousands of seeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAMAGES = (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sound states are made where the machine is quick, and late rows need no line each."""
+    """Create intact states in fast storage, and hide the warnings about late rows."""
     former = tempfile.tempdir
     seeds.prepare_process()
     seeds.hide_warnings()
@@ -32,8 +32,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tempfile.tempdir = former
 
 
-def test_a_damaged_state_is_told_or_harmless() -> None:
-    """Every other one with the last epoch not published; both happen: what is refused, and what does no harm."""
+def test_damaged_state_is_refused_or_the_damage_is_harmless() -> None:
+    """Leave the last epoch of every other case unpublished. Some damages must be refused, and some must be harmless."""
     outcomes = [
         state_corruption.check_damage("sessions", bool(number % 2), damage, random.Random(number))
         for number, damage in enumerate(DAMAGES)
@@ -42,6 +42,6 @@ def test_a_damaged_state_is_told_or_harmless() -> None:
     assert any(not o.refused for o in outcomes)
 
 
-def test_there_is_a_case_for_every_kind_of_state() -> None:
+def test_corruption_cases_cover_every_kind_of_state() -> None:
     kinds = {c.step.kind for c in CASES.values()} | {c.then.kind for c in CASES.values() if c.then}
     assert {"session", "hopping", "tumbling", "full"} <= kinds

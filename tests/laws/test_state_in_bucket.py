@@ -1,4 +1,4 @@
-"""State in a bucket whose server cannot be relied on: dying at any step, and whatever a request meets, change nothing."""
+"""State in an unreliable bucket: crashes at any step and faults of requests do not change the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def window(kind: str) -> Window:
 
 
 def answer(result: LocalResult) -> list[str]:
-    """Without ids and epochs, which a run that died has others of."""
+    """Return the rows without session ids and epochs, which differ after a crash."""
     return sorted(repr({k: v for k, v in r.items() if k not in ("session_id", "_epoch")}) for r in result.rows)
 
 
@@ -71,8 +71,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", select_cases(SHAPES))
-def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server: S3 | Azurite) -> None:
-    """Every step of an epoch once, each with a restart; meanwhile one request in ten meets something."""
+def test_crash_at_every_step_in_unreliable_bucket_does_not_change_results(kind: str, server: S3 | Azurite) -> None:
+    """Crash once at every step of an epoch, and restart. One request in ten has a fault."""
     seeds.hide_warnings()
     seed = random.randrange(10**6)
     rng = random.Random(seed)

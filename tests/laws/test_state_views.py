@@ -1,4 +1,7 @@
-"""What a view shows of a state is what comes out of it: a few seeds of `state_views.py`, more by `python -m tests.laws.generators.state_views`."""
+"""State views show the rows that would be emitted: a few seeds of `state_views.py`.
+
+For more seeds, run `python -m tests.laws.generators.state_views`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
-def test_a_view_shows_what_would_come_out(first: int) -> None:
+def test_state_view_shows_the_rows_that_would_be_emitted(first: int) -> None:
     counts = [state_views.check(seed, seed % 5 == 0) for seed in range(first, first + 20)]
     assert sum(opened for opened, _ in counts) > 20
     assert sum(retained for _, retained in counts) > 0

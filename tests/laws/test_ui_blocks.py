@@ -1,4 +1,4 @@
-"""The blocks of the page against an oracle: what the rows of a story, and the files of its state, say without the engine's code."""
+"""The blocks of the page against an oracle that reads the input rows and the state files without engine code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slackwater.ui.page_model import PageModel, load_key, load_model
 from slackwater.ui.pages import PageLocation
 from slackwater.ui.svg import Axis, tick_step
 
-SEEDS = 50  # of each shape: 200 states
+SEEDS = 50  # per shape, so 200 states
 CHUNK = 5
 CHUNKS = select_cases([(shape, first) for first in range(0, SEEDS, CHUNK) for shape in SHAPES], keep=2)
 Manifests = list[dict[str, Any]]
@@ -38,8 +38,8 @@ State = tuple[Path, list[Any], Any]
 
 
 @pytest.mark.parametrize(("shape", "first"), CHUNKS)
-def test_the_blocks_of_drawn_states(tmp_path: Path, shape: str, first: int) -> None:
-    """The numbers of each block of each drawn state are those of the oracle."""
+def test_page_blocks_match_the_oracle_for_random_states(tmp_path: Path, shape: str, first: int) -> None:
+    """Compare every number of each block with the oracle."""
     checks = [rows_are_where_the_story_put_them, lanes_are_the_newest_events_of_the_story, bins_hold_all_open_windows]
     checks += [
         keys_of_a_bin_are_its_first_and_each_has_a_page,
@@ -59,7 +59,7 @@ def test_the_blocks_of_drawn_states(tmp_path: Path, shape: str, first: int) -> N
 
 
 def written(file: Path) -> Manifests:
-    """The records of the kept commits as they lie there."""
+    """Return the raw records of the retained commits."""
     paths = sorted((file.parent / "state" / "law" / "manifests").glob("*.json"))
     return [json.loads(p.read_text().splitlines()[0]) for p in paths]
 
@@ -130,7 +130,7 @@ def lanes_are_the_newest_events_of_the_story(state: State, shape: str) -> None:
         if name != ("app", None) and lane.newest_us is not None:
             assert lane.watermark_us == lane.newest_us - lane.lateness_us
     assert block.watermark_us == result.watermark_us
-    # the holder is the least of those that are awake, itself or its slowest partition
+    # the holder of the watermark is the slowest active source, or the slowest partition of it
     far = -(1 << 62)
     awake = {n: lane for n, lane in lanes.items() if n[1] is None and not lane.idle}
     held = [n for n, lane in lanes.items() if lane.holds]
@@ -163,7 +163,7 @@ UPDATED = SHAPES["session"] + '\nemit = "updates"\nemit_metadata = true'
         ]
     ),
 )
-def test_the_next_are_those_that_close_first(tmp_path: Path, shape: str) -> None:
+def test_next_windows_are_the_first_five_to_close(tmp_path: Path, shape: str) -> None:
     for seed in range(8):
         (home := tmp_path / str(seed)).mkdir()
         file = config(shape, home)
@@ -174,8 +174,8 @@ def test_the_next_are_those_that_close_first(tmp_path: Path, shape: str) -> None
         assert report.open_windows >= windows.height if windows.height >= 5 else report.open_windows == windows.height
 
 
-def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the state, and however many are due within a moment: what is put together is about what is told."""
+def test_why_report_reads_only_the_next_of_many_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even with a large state and many sessions due at once, the report merges about as many sessions as it lists."""
     file = config("session", tmp_path)
     rows = [{"ts": CLOCK + n * 7, "user": f"u{n}"} for n in range(5000)]
     run_pipeline(
@@ -201,7 +201,7 @@ def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatc
 
 @cache
 def standing(file: Path) -> pl.DataFrame:
-    """All open windows, put together one key at a time: another way than bins are made."""
+    """Return all open windows, merged one key at a time, unlike the code under test."""
     with open_page_source(file).store.peek() as snapshot:
         assert snapshot is not None
         logic = restore_window(snapshot.commit)
@@ -223,7 +223,7 @@ def bins_hold_all_open_windows(state: State, shape: str) -> None:
         windows.filter((pl.col("__closes") >= b.from_us) & (pl.col("__closes") < b.to_us)).height for b in block.bins
     ]
     assert sum(inside) == windows.height
-    if shape == "hopping":  # a key with rows in both panes of a window counts twice: the most that it can be
+    if shape == "hopping":  # a key with rows in both panes of a window counts twice, which is the maximum
         assert all(n <= b.count <= 2 * n for n, b in zip(inside, block.bins, strict=True))
     else:
         assert inside == [b.count for b in block.bins]
@@ -244,13 +244,13 @@ def keys_of_a_bin_are_its_first_and_each_has_a_page(state: State, shape: str) ->
             same = Counter((w.key["user"], w.start_us, w.reason) for w in closing)
             assert same == Counter(expected.select("user", "__start", "__reason").iter_rows())
         for w in closing[:3]:
-            one = load_key(open_page_source(file), {"user": w.key["user"]}, CLOCK)  # as the link to it says it
+            one = load_key(open_page_source(file), {"user": w.key["user"]}, CLOCK)  # the key as its link has it
             assert (w.start_us, w.closes_us) in [(bar.start_us, bar.closes_us) for bar in one.bars]
             assert one.key == w.key
 
 
 def sessions_of_keys_are_those_of_their_rows(state: State, shape: str) -> None:
-    """Where no row of a key was late, its open sessions follow from its rows alone."""
+    """Check that the open sessions of a key without late rows follow from the rows alone."""
     file, story, result = state
     input_rows = [
         r
@@ -265,7 +265,7 @@ def sessions_of_keys_are_those_of_their_rows(state: State, shape: str) -> None:
         times = sorted(r["ts"] for r in input_rows if r["user"] == user)
         recent = [t for t in times if t >= times[-1] - 30 * M]
         if times[0] != recent[0] or times[-1] + gap < result.watermark_us:
-            continue  # there are old ones, which may have been late
+            continue  # old rows may have been late
         runs: list[list[int]] = []
         for t in recent:
             if runs and t - runs[-1][-1] <= gap:
@@ -316,7 +316,7 @@ def the_pace_is_what_the_records_say(state: State, shape: str) -> None:
             )
     spent = [sum(m["counters"]["spent_us"].values()) for m in manifests]
     rows, over, worked = rows_in(manifests[-1]), manifests[-1]["committed_us"] - manifests[0]["committed_us"], spent[-1]
-    if manifests[0]["epoch"] == 0:  # from the beginning of the first epoch on: it tells of no phase behind its commit
+    if manifests[0]["epoch"] == 0:  # from the start of the first epoch, which records no phase after its commit
         over += spent[0]
     else:
         rows, worked = rows - rows_in(manifests[0]), worked - spent[0]
@@ -329,11 +329,11 @@ def the_pace_is_what_the_records_say(state: State, shape: str) -> None:
     assert seen_of(file).joins is None
 
 
-# -- one thing at a time -----------------------------------------------------------------------------------------------
+# -- single blocks -----------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_vanish_make_it_red(tmp_path: Path) -> None:
-    """The page does not take the engine's word for it: a count that does not fit is told."""
+def test_unaccounted_rows_are_reported_in_the_header(tmp_path: Path) -> None:
+    """The page recomputes the counts of the engine and reports a mismatch."""
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(1))
     commits = list_kept_commits(open_page_source(file).store)
@@ -346,12 +346,12 @@ def test_rows_that_vanish_make_it_red(tmp_path: Path) -> None:
     )
     assert not header.accounted
     assert header.sentence.startswith("3 rows are unaccounted for: ")
-    # a source's row that never reached the window: no SQL could have left it out
+    # a source row that never reached the window, without an SQL filter that could drop it
     broken = with_stage(commits[-1], counters={**counted, "rows_in": counted["rows_in"] + 2})
     assert build_accounting([*commits[:-1], broken]).unaccounted == 2
 
 
-def test_letters_are_told_by_reason(tmp_path: Path) -> None:
+def test_dead_letters_are_counted_by_reason(tmp_path: Path) -> None:
     file = config(SHAPES["session"] + '\nlate_data = "dlq"', tmp_path)
     text = file.read_text() + '[dead_letter]\nconnection = "lake"\npath = "letters"\n'
     file.write_text(text)
@@ -362,7 +362,7 @@ def test_letters_are_told_by_reason(tmp_path: Path) -> None:
     assert b"<h3>Dead letters</h3>" in pages.render_page(seen_of(file), PageLocation(""))
 
 
-def test_hostile_keys_are_text(tmp_path: Path) -> None:
+def test_hostile_keys_are_escaped_in_every_page(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     names = [
         "<script>alert(1)</script>",
@@ -399,7 +399,7 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
         assert not re.search(r"\son\w+=", re.sub(r"&[^;]+;[^<]*", "", text))
 
 
-def test_a_state_without_rows_has_a_page(tmp_path: Path) -> None:
+def test_state_without_rows_has_a_page(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     run_pipeline(
         file,
@@ -413,7 +413,7 @@ def test_a_state_without_rows_has_a_page(tmp_path: Path) -> None:
     assert b"No window is open" in content
 
 
-def test_bins_are_few_and_hold_all() -> None:
+def test_closing_bins_are_bounded_and_cover_all_windows() -> None:
     for times in ([5], [0, 1], list(range(0, 10**9, 12_345)), [-(3600 * S), 0, 7200 * S], [*range(1000), 10**15]):
         width, bins = bin_times(np.array(times, dtype=np.int64), np.ones(len(times), dtype=np.int64))
         assert 0 < len(bins) <= BINS
@@ -423,7 +423,7 @@ def test_bins_are_few_and_hold_all() -> None:
         assert width > 0
 
 
-def test_axes_and_words() -> None:
+def test_axis_ticks_positions_and_time_spans_are_readable() -> None:
     assert tick_step(60 * S, 6) == 10 * S
     assert 6 * tick_step(30 * 365 * 86_400 * S, 6) >= 30 * 365 * 86_400 * S
     axis = Axis(0, 100, 0, 10)

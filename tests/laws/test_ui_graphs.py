@@ -1,4 +1,4 @@
-"""The blocks of each stage of graphs, drawn by seed, against what their records and files say, read without the engine's code."""
+"""Compare the page blocks of each stage of random graphs with its records and files, read without the engine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from slackwater.ui.blocks.upcoming_closes import closing_windows
 from slackwater.ui.page_model import PageModel, PageSource, load_key, load_model, load_models, select_window_stage
 from slackwater.ui.pages import PageLocation
 
-SEEDS, CHUNK = 80, 10  # with their stages more than 200 states
+SEEDS, CHUNK = 80, 10  # more than 200 states, one for each stage
 FAR = -(1 << 62)
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, CHUNK)))
-def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
+def test_page_blocks_of_each_stage_match_its_records_and_files(tmp_path: Path, first: int) -> None:
     seeds.hide_warnings()
     for seed in range(first, first + CHUNK):
         home = tmp_path / str(seed)
@@ -124,7 +124,7 @@ def size_of(home: Path, seen: PageModel, stage_records: list[dict[str, Any]]) ->
 
 
 def buffers_of(home: Path, seen: PageModel, stage_record: dict[str, Any]) -> None:
-    """From the files as they lie there: rows that are not over, by side."""
+    """Compare the join buffers with the unexpired rows of the files, by side."""
     assert seen.joins is not None
     low, high = stage_record["fingerprint"]["bounds_us"]
     keep_us = {"left": max(high, 0), "right": max(-low, 0)}
@@ -145,7 +145,7 @@ def buffers_of(home: Path, seen: PageModel, stage_record: dict[str, Any]) -> Non
 
 
 def windows(watched: PageSource, seen: PageModel) -> None:
-    """The windows put together one key at a time, which is another way than bins are made."""
+    """Compare the bins with windows that are listed one key at a time. The bins are computed in another way."""
     assert seen.closing is not None
     with watched.store.peek() as snapshot:
         assert snapshot is not None
@@ -173,7 +173,7 @@ def windows(watched: PageSource, seen: PageModel) -> None:
         assert page.told and "key " in page.told[0]
 
 
-def test_a_kept_commit_of_a_stage_is_as_it_was(tmp_path: Path) -> None:
+def test_page_model_of_an_older_commit_shows_the_stage_at_that_epoch(tmp_path: Path) -> None:
     with run_unfinished(3, str(tmp_path)) as test:
         stages, now = list(test.pipeline.stage_pipelines), test.now_us
     (watched,) = load_page_sources(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The block of a join against an oracle: which rows wait, which of them found a partner, said by the story's rows alone."""
+"""Compare the join block of the page with an oracle that derives waiting and matched rows from the input alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slackwater.ui.pages import PageLocation
 
 @pytest.mark.parametrize("seed", select_cases(range(50), keep=2))
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int) -> None:
+def test_join_block_matches_the_buffers_of_the_oracle(tmp_path: Path, kind: str, seed: int) -> None:
     script = story(seed)
     seen, _ = open_page(kind, script, tmp_path)
     block, (held, watermark, pairs) = seen.joins, expected_rows(script)
@@ -46,7 +46,7 @@ def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int
     assert "ows that wait for partners on each side" in content
 
 
-def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
+def test_evicted_rows_are_excluded_from_the_join_block(tmp_path: Path) -> None:
     script = [
         RowsInput({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)
     ]

@@ -1,4 +1,4 @@
-"""After each epoch the target is what the definition says: a part of the seeds of `updates.py` and `final_results.py`, and timelines by hand."""
+"""Target contents after each epoch: some seeds of `updates.py` and `final_results.py`, and hand-written timelines."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 @pytest.mark.semantics("emission")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
-def test_seeded_runs_of_updates(first: int) -> None:
+def test_seeded_runs_with_updates_match_the_definition(first: int) -> None:
     """With `emit = "updates"`, the target contains exactly the current windows after each epoch."""
     for seed in range(first, first + 20):
         updates.check_seed(seed)
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
-def test_seeded_runs_of_what_comes_out_once_or_at_the_close(first: int) -> None:
+def test_seeded_runs_with_final_or_on_close_match_the_definition(first: int) -> None:
     for seed in range(first, first + 20):
         final_results.check_seed(seed)
 
@@ -48,14 +48,14 @@ def run_window(window: Window, *epochs: Sequence[int], flush: bool = False, upse
 
 
 def held_windows(result: LocalResult, upto: int = 1 << 60) -> list[tuple[Any, ...]]:
-    """(start, end, n) of the rows that the target holds after an epoch, in ms."""
+    """Return (start, end, n) of the rows in the target after an epoch, with times in ms."""
     table = Table(result)
     table.upto(upto)
     return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in table.rows.values())
 
 
 def read_rows(result: LocalResult) -> list[tuple[Any, ...]]:
-    """(epoch, reason, start in ms, n, revision) of what was emitted."""
+    """Return (epoch, reason, start in ms, n, revision) of the emitted rows."""
     rows = [*result.rows, *({**r, "_emit_reason": "supersede"} for r in result.gone)]
     return [
         (r["_epoch"], r["_emit_reason"], r["window_start"] // MS, r.get("n"), r.get("_revision"))
@@ -63,11 +63,11 @@ def read_rows(result: LocalResult) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_what_a_moved_cut_leaves_of_a_session_is_told_as_one_of_its_own() -> None:
+def test_remainder_after_a_moved_cut_is_emitted_as_a_session() -> None:
     """
     gap 20, cap 22    125       140       150
     epoch 0                     [──────────]170
-    epoch 1            ●────────●)147      [)170    150 is 25 from the new start: no row of it came, and yet it is told
+    epoch 1            ●────────●)147      [)170    150 is 25 from the new start: emitted without a new row
     """
     result = run_window(sessions(20, 22, emit="updates"), [140, 150], [125])
     assert held_windows(result, 0) == [(140, 170, 2)]
@@ -79,11 +79,11 @@ def test_what_a_moved_cut_leaves_of_a_session_is_told_as_one_of_its_own() -> Non
     ]
 
 
-def test_a_session_that_is_cut_by_the_one_after_it_is_told_with_its_new_end() -> None:
+def test_session_cut_by_its_successor_is_emitted_with_its_new_end() -> None:
     """
     gap 2, cap 7      0  1.5  3  4.5  6 6.5   7.5
     epoch 0           [──────────────────]8.5
-    epoch 1           [──────────────────)7   [)9.5    no row of the first came; it ends where the second may begin
+    epoch 1           [──────────────────)7   [)9.5    the first has no new row; it ends where the second may begin
     """
     result = run_window(sessions(20, 70, emit="updates"), [0, 15, 30, 45, 60, 65], [75], flush=True)
     assert held_windows(result, 0) == [(0, 85, 6)]
@@ -92,14 +92,14 @@ def test_a_session_that_is_cut_by_the_one_after_it_is_told_with_its_new_end() ->
         (0, "update", 0),
         (1, "update", 0),
         (1, "update", 75),
-    ]  # not at the close again
+    ]  # not emitted again at the close
 
 
-def test_what_was_told_of_a_session_that_is_retained_is_told_again_when_it_is_cut() -> None:
+def test_retained_session_is_emitted_again_when_a_late_row_cuts_it() -> None:
     """
-    gap 5, cap 8      0 ── 7             both closed and retained: watermark 40
+    gap 5, cap 8      0 ── 7             both are closed and retained: watermark 40
                              12 ─ 16
-    a late row              ●11          8 or more from 0, so it joins the second; the first ends at its cap now
+    a late row              ●11          8 or more from 0, so the row joins the second; the first now ends at its cap
     """
     result = run_window(
         sessions(5, 8, late_data="reopen", allowed_lateness_ms=100, lateness_ms=0), [0, 5, 7, 13, 17], [40], [12]
@@ -109,13 +109,13 @@ def test_what_was_told_of_a_session_that_is_retained_is_told_again_when_it_is_cu
 
 
 @pytest.mark.semantics("late-rows-in-sessions")
-def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> None:
+def test_row_at_the_start_of_an_uncut_session_joins_that_session() -> None:
     """A row behind the watermark joins the earlier session, and the next session stays whole.
 
     gap 20, cap 22     0       10        21   30
     epoch 0            ●                 ●────●       two sessions; watermark 15
-    epoch 1                    ● behind it: joins the first, and the second stays whole
-    epoch 2                              ● 21 again: 21 from 0, and yet of the second, which 30 is part of
+    epoch 1                    ● behind the watermark: joins the first, and the second stays whole
+    epoch 2                              ● 21 again: 21 from 0, but in the second, which contains 30
     """
     result = run_window(sessions(20, 22, emit="updates", lateness_ms=15), [0, 21, 30], [10], [21], flush=True)
     assert held_windows(result, 0) == [(0, 20, 1), (21, 50, 2)]
@@ -123,13 +123,13 @@ def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> Non
     assert held_windows(result) == [(0, 21, 2), (21, 50, 3)]
 
 
-def test_a_row_that_is_late_leaves_no_trace() -> None:
+def test_late_row_does_not_change_any_session() -> None:
     """
     gap 20, cap 22      94 97 100       118   121   125
     epoch 0                   ●─────────●─────●)122       lateness 28: watermark 97
                                                     [)145
-    epoch 1             ●   behind it, and to join would reach the cap: late (or it does not come)
-    epoch 2                ●──●─────────●)119 [─────●)145 97 is not late, and moves the cut either way
+    epoch 1             ●   behind the watermark, and joining would reach the cap: late (or not sent)
+    epoch 2                ●──●─────────●)119 [─────●)145 97 is not late, and moves the cut in both cases
     """
     for late in ([], [94]):
         result = run_window(
@@ -142,10 +142,10 @@ def test_a_row_that_is_late_leaves_no_trace() -> None:
 @pytest.mark.semantics("columns-and-order")
 @pytest.mark.parametrize("late_data", ["drop", "dlq", "reopen", "standalone"])
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
-def test_the_first_row_of_a_window_has_revision_one(kind: str, late_data: str) -> None:
+def test_first_row_of_a_window_has_revision_one(kind: str, late_data: str) -> None:
     """The first row of a window has revision 1, and each row that replaces it adds 1.
 
-    A window that only a late row begins; then one that it corrects; with hopping, one that closes later.
+    Late rows start a window, correct a window and, with hopping windows, start a window that closes later.
     """
     shape: dict[str, Any] = {
         "tumbling": {"duration_ms": 10, "max_groups_per_window": 100},
@@ -165,13 +165,13 @@ def test_the_first_row_of_a_window_has_revision_one(kind: str, late_data: str) -
     assert (max(seen.values()) > 1) == (late_data == "reopen")
 
 
-def test_overlapping_windows_count_each_by_itself() -> None:
+def test_overlapping_windows_have_separate_revisions() -> None:
     """
     10 long, hop 5, late rows corrected       0    5    10   15   20
-    epoch 0   ●2                              [─────────)            open: nothing is out
+    epoch 0   ●2                              [─────────)            open: nothing is emitted
     epoch 1                     ●21           closed: −5 and 0 are emitted
-    epoch 2        ●7 late                    0 corrected: 2; 5 begun by it: 1
-    epoch 3             ●12 late              5 corrected: 2; 10 begun by it: 1
+    epoch 2        ●7 late                    0 corrected: revision 2; 5 started: revision 1
+    epoch 3             ●12 late              5 corrected: revision 2; 10 started: revision 1
     """
     spec = window(
         kind="hopping", duration_ms=10, hop_ms=5, max_groups_per_window=9, late_data="reopen", allowed_lateness_ms=99
@@ -187,9 +187,9 @@ def test_overlapping_windows_count_each_by_itself() -> None:
     ]
 
 
-def test_a_window_that_closed_is_not_told_again_while_another_of_its_pane_waits() -> None:
+def test_closed_window_is_not_emitted_again_while_its_pane_has_open_windows() -> None:
     """
-    10 long, hop 5, at most every hour     row 7 is in 0 and 5; 0 closes at 10, 5 waits on
+    10 long, hop 5, at most every hour     row 7 is in 0 and 5; 0 closes at 10, 5 stays open
     """
     spec = window(
         kind="hopping",
@@ -205,9 +205,9 @@ def test_a_window_that_closed_is_not_told_again_while_another_of_its_pane_waits(
     assert [(e, s, n) for e, _, s, n, _ in read_rows(result) if s == 0] == [(2, 0, 1)]
 
 
-def test_an_open_session_whose_gap_was_changed_is_told_with_its_new_end() -> None:
+def test_open_session_is_emitted_with_its_new_end_after_a_gap_change() -> None:
     """
-    gap 5 ▸ 8    0 ── 4      9 ▸ 12: no row came
+    gap 5 ▸ 8    0 ── 4      9 ▸ 12, without a new row
     """
     before, after = (sessions(gap, 50, emit="updates") for gap in (5, 8))
     rows = [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in (0, 4)]

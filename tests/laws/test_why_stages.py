@@ -1,7 +1,7 @@
-"""`why` of pipelines of several stages: what it says of graphs, drawn by seed, comes true.
+"""`why` for pipelines of several stages: its statements about seeded graphs come true.
 
-a ─▶ window ─┐            holder of the join: the source whose event moves its watermark; those of the others do not
-b ─▶ window ─┴▶ join      needs of a window: events at these times close it, each a microsecond earlier do not
+a ─▶ window ─┐            holder of the join: the source whose event moves its watermark; events of other sources do not
+b ─▶ window ─┴▶ join      needs of a window: events at these times close it, events a microsecond earlier do not
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def marks(test: LocalPipeline) -> dict[str, int]:
 
 
 def split() -> sw.Pipeline:
-    """a ─▶ w ─▶ s ─▶ target, a ─▶ t ─▶ target"""
+    """Return the pipeline a ─▶ w ─▶ s, a ─▶ t. Each of w, s and t has a target."""
     sessions = sw.Window(
         kind="session",
         gap_ms=50,
@@ -54,8 +54,8 @@ def split() -> sw.Pipeline:
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
-def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
-    """The rows of the other sources move no watermark that this one holds; its own do."""
+def test_only_rows_of_the_holder_advance_the_watermark_of_a_stage(first: int) -> None:
+    """Rows of other sources do not advance a watermark that the holder holds. Rows of the holder do."""
     seeds.hide_warnings()
     for seed in range(first, first + 20):
         test = run_unfinished(seed)
@@ -75,7 +75,7 @@ def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
                 continue
             (holder,) = names
             if all(c.idle for s in answer.reported_stages for c in s.clocks if c.source != holder and not c.of_stage):
-                continue  # the others would come back, and hold it themselves
+                continue  # the other sources would become active and hold the watermark
             test.pipe({n: [{"k": "far", "v": 1, "ts": FAR}] for n in ("a", "b") if n != holder})
             assert marks(test) == before, (seed, holder)
             test.pipe({holder: [{"k": "far", "v": 1, "ts": FAR}]})
@@ -88,8 +88,8 @@ def of_stage(answer: WhyReport, name: str) -> StageReport:
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
-def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
-    """Events at the times that are asked for close it, and those before do not; an event on one of those of a choice is enough."""
+def test_events_at_the_reported_times_close_a_window_of_a_later_stage(first: int) -> None:
+    """Events at the reported times close the window, and earlier events do not. A choice needs one event."""
     seeds.hide_warnings()
     checked = 0
     for seed in range(first, first + 20):
@@ -116,7 +116,7 @@ def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 50)))
-def test_a_state_tells_the_same_without_its_config(first: int) -> None:
+def test_why_reports_the_same_with_and_without_the_config(first: int) -> None:
     seeds.hide_warnings()
     for seed in range(first, first + 50):
         test = run_unfinished(seed)
@@ -136,7 +136,7 @@ def test_a_state_tells_the_same_without_its_config(first: int) -> None:
                 assert [(o.key, o.closes_us) for o in one.next] == [(o.key, o.closes_us) for o in two.next], seed
 
 
-def test_a_state_of_several_targets_and_of_sql_between_needs_no_config_either() -> None:
+def test_why_of_several_targets_needs_no_config() -> None:
     with LocalPipeline(split(), SCHEMA, capture_losses=False) as test:
         test.pipe({"a": [{"k": "x", "v": n, "ts": n * MS} for n in range(100)]})
         with test._driver.store.peek() as snapshot:

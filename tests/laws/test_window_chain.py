@@ -1,4 +1,4 @@
-"""Windows over what windows emit: one commit, no row late on the way; the answer is the batch answer of each in turn."""
+"""Windows over the results of windows: one commit, no late row between stages, and the batch result of each window."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 @pytest.mark.semantics("stages")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
-def test_seeded_chains(first: int) -> None:
+def test_chained_windows_give_the_batch_result_of_each_window(first: int) -> None:
     """With crashes and changing shard counts, a chain of three windows gives the batch result of each window in turn."""
     seeds.hide_warnings()
     for seed in range(first, first + 10):
@@ -42,7 +42,7 @@ def test_seeded_chains(first: int) -> None:
         ({"group_by": ["_event_ts"]}, 'a result column is named "_event_ts"'),
     ],
 )
-def test_only_the_last_stage_may_change_what_it_said(settings: dict[str, Any], line: str) -> None:
+def test_only_the_last_stage_may_revise_results(settings: dict[str, Any], line: str) -> None:
     window = pipeline(random.Random(1)).stages[-1].window
     assert window is not None
     plain = window.model_copy(update={"emit": "on_close", "late_data": "drop", "allowed_lateness_ms": None})
@@ -57,7 +57,7 @@ def test_only_the_last_stage_may_change_what_it_said(settings: dict[str, Any], l
         )
 
 
-def test_there_is_a_bound_for_stages() -> None:
+def test_number_of_stages_is_limited() -> None:
     window = pipeline(random.Random(1)).stages[0].window
     with pytest.raises(ConfigError, match=f"stages: found {MOST_STAGES + 1} stages, expected at most {MOST_STAGES}"):
         sw.pipeline(

@@ -1,4 +1,4 @@
-"""Aggregations that list, rank or spread, and one of a user, on Spark, compared with the naive oracle."""
+"""Test aggregations that collect, rank or measure spread, and a custom aggregation, on Spark."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def aggregations(in_sql: bool) -> list[sw.Aggregation]:
 
 
 def decoded(row: dict[str, Any]) -> dict[str, Any]:
-    """Return an input row as the oracle takes it."""
+    """Return an input row in the form that the oracle reads."""
     out = {**row, "ts": us(row["ts"])}
     out["d"] = NAN if row["d"] == "NaN" else row["d"]
     out["m"] = None if row["m"] is None else decimal.Decimal(row["m"])
@@ -52,7 +52,7 @@ def decoded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Make equal answers comparable: NaN as a word, times in µs, floats with ten digits."""
+    """Make equal results comparable: NaN as a word, times in µs, floats with ten digits."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if k != "session_id"}
     if isinstance(value, list):
@@ -71,7 +71,7 @@ def answer(rows: list[dict[str, Any]]) -> list[Any]:
 @pytest.mark.parametrize(
     ("kind", "in_sql"), select_cases([("session", True), ("hopping", False), ("session", False), ("hopping", True)])
 )
-def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> None:
+def test_aggregations_match_the_oracle(runner: Runner, kind: str, in_sql: bool) -> None:
     rows = sample()
     for part in range(3):
         runner.write(f"{part}.jsonl", rows[part * 20 : part * 20 + 20])
@@ -123,9 +123,9 @@ def _expr(sql: str, name: str) -> Any:
     return functions.expr(sql).alias(name)
 
 
-@exhaustive(beside="test_engine.py::test_exact_distinct_beyond_its_bound_fails")
-def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
-    """The whole group comes in one piece, so the shard merges nothing."""
+@exhaustive(beside="test_engine.py::test_exact_distinct_count_beyond_its_limit_fails")
+def test_sets_aggregated_by_spark_respect_their_size_limit(runner: Runner) -> None:
+    """Spark aggregates each group completely, so the shard does not merge sets."""
     runner.write("0.jsonl", [{"user": "a", "i": n, "ts": "2024-03-01T00:00:00Z"} for n in range(5)])
     shape = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9, "event_time_column": "ts"}
     for number, (kind, key) in enumerate(
@@ -149,7 +149,7 @@ def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("kind", select_cases(["session", "hopping"]))
-def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, kind: str) -> None:
+def test_custom_aggregation_receives_keys_and_reports_failures(runner: Runner, kind: str) -> None:
     rows = [{"user": "a", "s": "x" * (n % 7) or "long", "ts": f"2024-03-01T00:00:{n:02}Z"} for n in range(20)]
     runner.write("0.jsonl", rows[:10])
     runner.write("1.jsonl", rows[10:])
@@ -180,7 +180,7 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
         )
 
 
-def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> None:
+def test_config_and_engine_agree_on_aggregations_that_run_in_sql() -> None:
     from slackwater.core.schema import Field
     from slackwater.windows.aggregations import bind_aggregation
     from slackwater.windows.pane_windows import CompiledPaneWindow
@@ -197,11 +197,9 @@ def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> No
             assert logic.preaggregates_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
 
 
-@exhaustive(
-    beside="test_overflow.py::test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_with_null"
-)
-def test_sums_that_do_not_fit_are_told_with_their_key_and_go_on_with_null(runner: Runner) -> None:
-    """Sums in the shards (BIGINT) and in Spark (DECIMAL, where Spark would raise). A batch agrees."""
+@exhaustive(beside="test_overflow.py::test_overflowing_sum_fails_before_the_commit_and_null_policy_continues")
+def test_overflowing_sum_fails_with_its_key_or_becomes_null(runner: Runner) -> None:
+    """Cover sums in the shards (BIGINT) and in Spark (DECIMAL, where Spark would raise). A batch run agrees."""
     when = "2024-03-01T00:00:00Z"
     rows = [{"user": u, "l": v, "m": m, "ts": when} for u, v, m in (
         ("a", 2**62, 10**37), ("b", 1, 9 * 10**37), ("a", 2**62, 0), ("b", 2, 9 * 10**37), ("b", None, 9 * 10**37), ("c", None, None),

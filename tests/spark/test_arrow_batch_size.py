@@ -1,4 +1,4 @@
-"""Rows go to Python in Arrow batches limited by bytes or by rows, depending on the previous epoch. The results are equal."""
+"""Arrow batches to Python: limited by bytes or by rows, depending on the previous epoch, with equal results."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return limits
 
 
-def test_many_narrow_rows_are_counted_and_wide_ones_weighed(
+def test_narrow_rows_are_limited_by_count_and_wide_rows_by_bytes(
     runner: Runner, bounds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """narrow ─▶ narrow: counted ─▶ wide: counted, as nobody knew ─▶ narrow: weighed ─▶ narrow: counted"""
+    """narrow ─▶ narrow: by rows ─▶ wide: by rows, as not yet known ─▶ narrow: by bytes ─▶ narrow: by rows"""
     weighed = runner.spark.conf.get(KEY)
     for n in range(5):
         runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9, user="w" * 2_000 if n == 2 else "a"))
@@ -64,8 +64,8 @@ def test_many_narrow_rows_are_counted_and_wide_ones_weighed(
     assert run(1) == (results, [COUNTED, COUNTED, weighed, COUNTED])
 
 
-def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
-    """A batch was too large. The next attempt reads the same rows."""
+def test_batches_are_limited_by_bytes_after_a_failed_job(runner: Runner) -> None:
+    """A batch was too large, and the next attempt reads the same rows."""
     rows, sizes = runner.spark.range(1), ArrowBatchSizer()
     before = runner.spark.conf.get(KEY)
     sizes.observe([(shuffle_tuning.MANY_ROWS, 1)])
@@ -81,13 +81,13 @@ def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
     [
         ([(shuffle_tuning.MANY_ROWS, 600 * shuffle_tuning.MANY_ROWS)], True),
         ([(shuffle_tuning.MANY_ROWS, 700 * shuffle_tuning.MANY_ROWS)], False),
-        ([(shuffle_tuning.MANY_ROWS, 0), (1, 700)], False),  # the widest of all shards counts
+        ([(shuffle_tuning.MANY_ROWS, 0), (1, 700)], False),  # the widest rows of all shards decide
         ([(shuffle_tuning.MANY_ROWS - 1, 0)], False),
         ([(0, 0)], False),
         ([], False),
     ],
 )
-def test_which_rows_are_narrow(handed: list[tuple[int, int]], narrow: bool) -> None:
+def test_many_rows_below_the_width_limit_are_narrow(handed: list[tuple[int, int]], narrow: bool) -> None:
     sizes = ArrowBatchSizer()
     sizes.observe(handed)
     assert sizes._are_narrow is narrow

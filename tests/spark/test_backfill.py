@@ -1,4 +1,4 @@
-"""Backfills write the windows of a range as the live pipeline wrote them, and leave its state and target marker alone."""
+"""Backfills write the windows of a range as the live pipeline did, without changes to its state and target marker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def window(kind: str, **more: Any) -> sw.Window:
 
 
 def events(first: int, last: int) -> list[dict[str, Any]]:
-    """Return an event per minute and user in 15 of every 17 minutes. User b has many events now and then, and the third user is NULL."""
+    """Return an event per minute and user in 15 of every 17 minutes. Users b and NULL skip 5 of every 15 minutes."""
     rows = []
     for n, second in enumerate(range(first * MINUTE, last * MINUTE, 20)):
         user = ["a", "b", None][n % 3]
@@ -56,7 +56,7 @@ def events(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def prepared(runner: Runner, parts: int = 6) -> None:
-    """Write two hours around the hour of the range, one file per 30 minutes."""
+    """Write the three hours around the range, one file per 30 minutes."""
     for part in range(parts):
         runner.write(f"{part}.jsonl", events(-60 + 30 * part, -30 + 30 * part))
 
@@ -72,7 +72,7 @@ def pipeline(runner: Runner, kind: str, **more: Any) -> Any:
 
 def live(runner: Runner, spec: Any, flush: bool = True) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PySpark's
+        warnings.simplefilter("ignore")  # warnings of PySpark
         return sw.run(spec, available_now=True, flush=flush, spark=runner.spark)
 
 
@@ -95,9 +95,9 @@ def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-@exhaustive(beside="test_backfill.py::test_an_interrupted_one_goes_on")
-def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind: str) -> None:
-    """Some of the sessions are cut by the cap. The other table holds nothing else."""
+@exhaustive(beside="test_backfill.py::test_interrupted_backfill_continues_after_its_last_epoch")
+def test_backfilled_windows_equal_those_of_the_live_run(runner: Runner, kind: str) -> None:
+    """Some sessions are cut by the cap. The other table contains only the windows of the range."""
     prepared(runner)
     spec = pipeline(runner, kind)
     live(runner, spec)
@@ -117,8 +117,8 @@ def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind
     assert backfill.status.counters.rows_in == len(events(-reach, 60 + reach))
 
 
-@exhaustive(beside="test_backfill.py::test_an_interrupted_one_goes_on")
-def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
+@exhaustive(beside="test_backfill.py::test_interrupted_backfill_continues_after_its_last_epoch")
+def test_backfill_repairs_the_target_and_the_live_run_continues(runner: Runner) -> None:
     from deltalake import DeltaTable
 
     prepared(runner)
@@ -140,7 +140,9 @@ def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("store", select_cases(["files", "postgres"]))
-def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.FixtureRequest) -> None:
+def test_interrupted_backfill_continues_after_its_last_epoch(
+    runner: Runner, store: str, request: pytest.FixtureRequest
+) -> None:
     prepared(runner)
     more: dict[str, Any] = {}
     where = str(runner.home / "state")
@@ -163,8 +165,8 @@ def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.
     assert list_pipelines(where) == ["clicks"]
 
 
-@exhaustive(beside="test_backfill.py::test_an_interrupted_one_goes_on")
-def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
+@exhaustive(beside="test_backfill.py::test_interrupted_backfill_continues_after_its_last_epoch")
+def test_partial_backfill_writes_windows_that_cross_the_range(runner: Runner) -> None:
     prepared(runner)
     spec = pipeline(runner, "hopping")
     live(runner, spec)
@@ -178,7 +180,7 @@ def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
 
 
 @exhaustive(beside="test_engine.py::test_bad_rows_fail_or_are_dropped_and_counted")
-def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
+def test_backfill_fails_on_bad_rows_or_drops_and_counts_them(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "amount": 1, "ts": iso(600)}, {"user": "a", "amount": 1}])
     with pytest.raises(BadRowError, match="1 bad row"):
         filled(runner, pipeline(runner, "tumbling"))
@@ -188,8 +190,8 @@ def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
     assert (backfill.status.counters.rows_bad, backfill.written.windows) == (1, 1)
 
 
-def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make) -> None:
-    """The topic has three partitions, one of them empty. 1000 records before the range and 1000 after it are not read."""
+def test_kafka_backfill_reads_only_records_near_the_range(runner: Runner, topic: Make) -> None:
+    """The topic has three partitions, one of them empty. Records more than 130 s outside of the range are not read."""
     stream = topic(3)
     producer = Producer({"bootstrap.servers": stream.broker.address, "log_level": 0})
     for n in range(2400):
@@ -212,11 +214,13 @@ def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make)
     rows = read_rows_at_location(str(runner.home / "lake")).rows
     assert rows.height == backfill.written.windows
     assert rows["window_start"].dt.timestamp("us").is_between(*span, closed="left").all()
-    # cut every 2 minutes from where reading began, 130 s before the range
+    # sessions are cut every 2 minutes, beginning at the first record that was read, 130 s before the range
     assert rows.filter(pl.col("user") == "a").sort("window_start")["n"].to_list()[0] == 20
 
 
-def test_the_command(runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backfill_command_reports_its_result_and_invalid_options(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     prepared(runner)
     spec = pipeline(runner, "tumbling", target=sw.FilesConnection())
     file = runner.home / "clicks.toml"

@@ -1,4 +1,4 @@
-"""The log names the column, the value and the line of a bad row of a text file, as Spark decides."""
+"""Log messages for bad rows of text files name the column, the value, the file and the line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def window() -> sw.Window:
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
-def test_each_bad_row_is_named(runner: Runner, caplog: pytest.LogCaptureFixture, form: str) -> None:
+def test_bad_row_is_logged_with_column_value_file_and_line(
+    runner: Runner, caplog: pytest.LogCaptureFixture, form: str
+) -> None:
     folder = runner.home / "in"
     folder.mkdir()
     for number, (change, _) in enumerate(BAD):

@@ -1,4 +1,4 @@
-"""Batch DataFrames have the rows that a streaming run over the same input publishes, without a store."""
+"""Batch DataFrames have the rows that a streaming run over the same input publishes. They use no state store."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def counts(kind: str = "session", **more: Any) -> sw.Window:
 
 @pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
 @pytest.mark.parametrize("shards", [3, None])
-@exhaustive(beside="test_batch.py::test_a_users_own_aggregation_and_columns_with_dots")
-def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str, shards: int | None) -> None:
+@exhaustive(beside="test_batch.py::test_user_aggregation_and_columns_with_dots_match_a_streaming_run")
+def test_every_aggregation_matches_a_streaming_run(runner: Runner, kind: str, shards: int | None) -> None:
     """Some sessions are cut by the cap. The streaming run takes three epochs."""
     rows = sample(90)
     for part in range(3):
@@ -71,7 +71,7 @@ def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str
 
 
 @pytest.mark.parametrize("kind", select_cases(["hopping", "session"]))
-def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str) -> None:
+def test_user_aggregation_and_columns_with_dots_match_a_streaming_run(runner: Runner, kind: str) -> None:
     rows = [{"user": "ab"[n % 2], "s": "x" * (n % 7), "a.dot": n % 3, "ts": iso(9 * n)} for n in range(40)]
     runner.write("0.jsonl", rows)
     schema = "user STRING, s STRING, `a.dot` INT, ts TIMESTAMP"
@@ -83,7 +83,7 @@ def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str
     shape = window(kind, group_by=["user", "a.dot"], aggregations=aggregations, **longer)
     expected = runner.run(source=runner.source(schema), window=shape)
     frame = collected(sw.batch(frame_of(runner.spark, runner.home / "in", schema), shape))
-    # that aggregation prefixes the key at each merge, and the number of merges is not fixed
+    # LongestText prefixes the key at each merge, and the number of merges is not fixed
     bare = pl.col("longest").str.split(": ").list.last()
     assert frame.with_columns(bare).rows() == expected.with_columns(bare).rows()
     assert frame["longest"].str.starts_with("a: ").any()
@@ -91,13 +91,13 @@ def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str
 
 
 @pytest.mark.matrix
-def test_sql_lookups_and_the_callers_session(runner: Runner) -> None:
+def test_batch_with_lookups_does_not_change_the_callers_session(runner: Runner) -> None:
     """The result belongs to the caller's session, whose views and settings do not change."""
     spark = runner.spark
     runner.write("0.jsonl", [{"user": "ab"[n % 2], "ts": iso(n)} for n in range(10)])
     events = frame_of(spark, runner.home / "in", PLAIN)
     people = spark.createDataFrame([("a", "Ann")], "user STRING, name STRING")
-    for name in ("source", "people"):  # other tests may have left them
+    for name in ("source", "people"):  # other tests may have created these views
         spark.catalog.dropTempView(name)
     sql = "SELECT p.name AS user, s._event_ts FROM source s JOIN people p ON s.user = p.user"
     batch = sw.batch(events, counts(), sql, lookups={"people": people})
@@ -108,7 +108,7 @@ def test_sql_lookups_and_the_callers_session(runner: Runner) -> None:
     spark.catalog.dropTempView("sessions_of_batch")
 
 
-def test_it_is_a_plan_until_it_is_asked_for(runner: Runner) -> None:
+def test_batch_is_lazy_until_it_is_collected(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "ts": "no time"}])
     schema = "user STRING, ts STRING"
     batch = sw.batch(frame_of(runner.spark, runner.home / "in", schema), counts())
@@ -119,7 +119,7 @@ def test_it_is_a_plan_until_it_is_asked_for(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
-def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -> None:
+def test_bad_rows_are_dropped_only_with_on_error_drop(runner: Runner, kind: str) -> None:
     times = [iso(0), None, "2999-01-01T00:00:00Z", iso(5)]
     runner.write("0.jsonl", [{"user": "a", "ts": event_time} for event_time in times])
     events = frame_of(runner.spark, runner.home / "in", PLAIN)
@@ -129,7 +129,7 @@ def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -
 
 
 @exhaustive(beside="test_row_gaps.py::test_rows_without_a_usable_gap_are_bad_rows")
-def test_a_row_that_brings_no_gap(runner: Runner) -> None:
+def test_row_without_a_positive_gap_is_a_bad_row(runner: Runner) -> None:
     rows = [{"user": "a", "gap": gap, "ts": iso(n)} for n, gap in enumerate([9000, None, 3000, -1])]
     runner.write("0.jsonl", rows)
     events, shape = frame_of(runner.spark, runner.home / "in", PLAIN), counts(gap_ms="gap")
@@ -144,8 +144,9 @@ def test_a_row_that_brings_no_gap(runner: Runner) -> None:
     assert expected["n"].to_list() == [2]
 
 
+@exhaustive(beside="test_batch.py::test_batches_of_real_files_have_the_known_results")
 @pytest.mark.parametrize("emit", select_cases(["final", "on_close"]))
-def test_without_a_flush_what_is_open_stays_away(runner: Runner, emit: str) -> None:
+def test_open_windows_are_not_emitted_without_flush(runner: Runner, emit: str) -> None:
     rows = [{"user": "ab"[n % 2], "ts": iso(second)} for n, second in enumerate([0, 1, 70, 71, 150, 151, 300])]
     runner.write("0.jsonl", rows)
     more = {
@@ -166,7 +167,7 @@ def test_without_a_flush_what_is_open_stays_away(runner: Runner, emit: str) -> N
         assert 0 < frame.height < collected(sw.batch(frame_of(runner.spark, runner.home / "in", PLAIN), shape)).height
 
 
-def test_no_rows_are_no_windows(runner: Runner) -> None:
+def test_batch_of_an_empty_input_has_no_rows(runner: Runner) -> None:
     runner.write("0.jsonl", [])
     events = frame_of(runner.spark, runner.home / "in", PLAIN)
     for shape in (counts(), counts("tumbling", group_by=[])):
@@ -176,7 +177,7 @@ def test_no_rows_are_no_windows(runner: Runner) -> None:
             assert "n" in batch.columns
 
 
-def test_what_no_batch_can_be_made_of(runner: Runner) -> None:
+def test_unsupported_batch_arguments_are_refused(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "ts": iso(0)}])
     events = frame_of(runner.spark, runner.home / "in", PLAIN)
     stream = runner.spark.readStream.schema(PLAIN).json(str(runner.home / "in"))
@@ -189,7 +190,7 @@ def test_what_no_batch_can_be_made_of(runner: Runner) -> None:
 
 
 @pytest.mark.shared_data
-def test_the_known_answers(spark: Any, shared_data: Path) -> None:
+def test_batches_of_real_files_have_the_known_results(spark: Any, shared_data: Path) -> None:
     wiki = frame_of(
         spark, shared_data / "wikiticker-2015-09-12.json.gz", "time STRING, user STRING, page STRING, deleted BIGINT"
     )
@@ -221,7 +222,7 @@ def test_the_known_answers(spark: Any, shared_data: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("how", select_cases(["full", "inner", "left", "right"]))
-def test_a_join_agrees_with_a_streaming_run(runner: Runner, how: str) -> None:
+def test_join_matches_a_streaming_run(runner: Runner, how: str) -> None:
     for part in range(2):
         rows = [{"k": [None, 1, 2][n % 3], "v": n, "ts": iso(13 * n)} for n in range(part, 40, 2)]
         runner.write("0.jsonl", rows, folder=("l", "r")[part])

@@ -1,4 +1,4 @@
-"""Spark agrees with `check`, which runs without Spark: the cases of tests/support/sql_cases.py, bound as a start binds them."""
+"""Comparison of Spark with `check`, which runs without Spark, on the cases of tests/support/sql_cases.py."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     "case", select_cases(ACCEPTED, keep=30), ids=lambda case: " ".join(case.values())[:80] or "as it is"
 )
-def test_spark_accepts(bind: Any, case: dict[str, str]) -> None:
+def test_spark_accepts_the_cases_that_check_accepts(bind: Any, case: dict[str, str]) -> None:
     bind(pipeline(**case))
 
 
@@ -52,19 +52,19 @@ def test_spark_accepts(bind: Any, case: dict[str, str]) -> None:
     select_cases(REFUSED, keep=30),
     ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else "",
 )
-def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> None:
+def test_spark_refuses_the_cases_that_check_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> None:
     with pytest.raises((StartError, Py4JJavaError)) as raised:  # Spark has a separate error for CHAR
         bind(pipeline(**case))
     assert str(raised.value)
 
 
 @pytest.mark.parametrize(("case", "said"), select_cases(UNREAD, keep=4))
-def test_spark_refuses_what_cannot_be_read_without_it(bind: Any, case: dict[str, str], said: str) -> None:
+def test_spark_refuses_the_cases_that_check_cannot_parse(bind: Any, case: dict[str, str], said: str) -> None:
     with pytest.raises(StartError):
         bind(pipeline(**case))
 
 
-def test_the_lists_of_functions_are_those_of_spark(spark: Any) -> None:
+def test_function_list_matches_the_functions_of_spark(spark: Any) -> None:
     """The lists come from Spark 4.3, whose functions include those of earlier versions."""
     names = {row["function"] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
     words = {name for name in names if name.isidentifier()}  # others are operators
@@ -73,7 +73,7 @@ def test_the_lists_of_functions_are_those_of_spark(spark: Any) -> None:
         assert lexer.FUNCTIONS - words == {"identifier"}  # a clause, written as a call
 
 
-def test_schemas(spark: Any) -> None:
+def test_spark_parses_the_ddl_schemas_that_check_parses(spark: Any) -> None:
     from pyspark.sql.types import StructType
 
     oldest = spark.version.startswith("4.0.")  # Spark does not know these aliases of TIMESTAMP_NTZ and TIMESTAMP_LTZ

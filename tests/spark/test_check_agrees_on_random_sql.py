@@ -1,8 +1,8 @@
-"""Random SQL texts: `check` refuses no text that a start accepts, and accepted texts give the same rows for all batches.
+"""Random SQL texts: `check` accepts every text that a start accepts, and results do not depend on batches.
 
     SLACKWATER_SQL_TEXTS=2000 SLACKWATER_SQL_RUNS=60 SLACKWATER_SQL_REPORT=report.txt pytest tests/spark/test_check_agrees_on_random_sql.py
 
-The report lists the texts that a start refuses and `check` does not.
+The report lists the texts that a start refuses and `check` accepts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support import sql_texts
+from tests.support.case_selection import exhaustive
 from tests.support.sql_texts import LOOKUP, SCHEMA, Text
 
 import slackwater as sw
@@ -64,7 +65,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(spark: Any, home: Path) -> Iterator[Any]:
-    """Return a function that says why a start refuses the SQL of a pipeline, or None if it accepts it."""
+    """Return a function that gives the reason why a start refuses the SQL of a pipeline, or None."""
     session = private_session(spark, 2)
     session.read.schema(LOOKUP).json(str(home / "users")).localCheckpoint().createOrReplaceTempView("users")
     rows = session.createDataFrame([], SCHEMA)
@@ -91,15 +92,16 @@ def results(spark: Any, spec: sw.Pipeline, batches: list[list[dict[str, Any]]]) 
     return Counter(repr(sorted((k, v) for k, v in r.items() if k != "_epoch")) for r in rows)
 
 
+@exhaustive(beside="test_check_against_spark.py::test_spark_accepts_the_cases_that_check_accepts")
 @pytest.mark.semantics("row-wise-sql")
-def test_check_and_a_start_agree_on_random_sql(spark: Any, start: Any, home: Path) -> None:
+def test_check_accepts_all_random_sql_that_a_start_accepts(spark: Any, start: Any, home: Path) -> None:
     """`check` accepts all SQL that a start accepts, and it gives the same rows in one batch as row by row."""
     counts, alarms, misses, accepted = Counter[str](), list[str](), list[str](), list[Text]()
     for seed in range(BEGIN, BEGIN + TEXTS):
         text = sql_texts.make_text(seed)
         try:
             spec = pipeline(text.sql, home)
-        except SlackwaterError:  # an empty text is not SQL
+        except SlackwaterError:  # an empty text is not a query
             counts["no SQL"] += 1
             continue
         checked, why = static_sql_check.check_sql(spec), start(spec)
@@ -118,7 +120,7 @@ def test_check_and_a_start_agree_on_random_sql(spark: Any, start: Any, home: Pat
         spec = pipeline(text.sql, home)
         try:
             answers = [results(spark, spec, b) for b in ([ROWS], [[r] for r in ROWS])]
-        except SlackwaterError as error:  # a type that no target takes, a cast that fails
+        except SlackwaterError as error:  # a type without target support, or a cast that fails
             counts[f"not run: {type(error).__name__}"] += 1
             continue
         ran += 1

@@ -1,6 +1,6 @@
-"""No column of a user collides with an internal column, and `SELECT *` and `struct(*)` never show an internal column.
+"""User columns never collide with internal columns, and `SELECT *` and `struct(*)` never show an internal column.
 
-Names are drawn from all that the sources give to columns of their own, in any case, and from names that are awkward in SQL.
+Names are drawn from the internal column names in the source code, in any case, and from names that are awkward in SQL.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.case_selection import select_cases
 from tests.support.parquet_rows import table
 
 import slackwater as sw
@@ -30,7 +31,7 @@ COUNT = sw.Aggregation(agg="count", as_="n")
 
 
 def state_column_names() -> list[str]:
-    """Return every name in the sources that is written like a hidden column, and names that internal frames have used."""
+    """Return every name in the source code that looks like a hidden column, and names that internal frames used."""
     written = re.compile(r"(?<![\w.])_{1,2}[a-z][a-z_0-9]*[a-z0-9](?!_|\w|\()")
     names = {n for p in SOURCES.rglob("*.py") for n in written.findall(p.read_text()) if not n.endswith("__")}
     return sorted(names | {"i", "ts", "bad", "partition", "source", "value", "row", "n", "c0", "c1"})
@@ -64,7 +65,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def cases(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return SQL and the step over it: with the name in the window, and with a struct of all columns."""
+    """Return SQL and a step per use of the name: as an input, as a key, and in a struct of all columns."""
     total = sw.Aggregation(agg="sum", column=name, as_="total")
     shown = sw.Aggregation(agg="max", column="shown", as_="shown")
     whole = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
@@ -99,8 +100,8 @@ def refusal(error: SlackwaterError, name: str) -> bool:
     return name.casefold() in text.casefold() and "Traceback" not in text and "NotFound" not in text
 
 
-@pytest.mark.parametrize("late_data", ["drop", "dlq"])
-def test_any_name_of_a_column_works_or_is_refused_by_name(spark: Any, tmp_path: Path, late_data: str) -> None:
+@pytest.mark.parametrize("late_data", select_cases(["dlq", "drop"]))
+def test_any_column_name_works_or_is_rejected_by_name(spark: Any, tmp_path: Path, late_data: str) -> None:
     served = 0
     for name in [
         "i",
@@ -130,7 +131,7 @@ def test_any_name_of_a_column_works_or_is_refused_by_name(spark: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["i", "__deleted", "__bad", "_ORIGIN"])
-def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) -> None:
+def test_run_accepts_and_rejects_column_names_like_the_test_kit(spark: Any, tmp_path: Path, name: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows(name)))
     sql = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
@@ -151,7 +152,7 @@ def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) 
     ["struct(*)", "struct(s.*)", "struct(* EXCEPT (key))", "named_struct('a', struct(*))"],
 )
 @pytest.mark.parametrize("shape", ["SELECT key, to_json({}) AS j, _event_ts FROM source s", "SELECT * FROM (SELECT key, to_json({}) AS j, _event_ts FROM source s) WHERE to_json(struct(*)) NOT LIKE '%_origin%'"])  # fmt: skip
-def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: str) -> None:
+def test_star_in_a_struct_excludes_the_origin_column(spark: Any, clause: str, shape: str) -> None:
     frame = spark.sql("SELECT 1 AS a, 'k' AS key, timestamp'2024-01-01' AS _event_ts, 'hidden' AS _origin")
     frame.createOrReplaceTempView("source")
     (row,) = spark.sql(row_origin_propagation.add_origin_column(shape.format(clause))).collect()
@@ -160,8 +161,8 @@ def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: st
     assert "_event_ts" in row["j"]
 
 
-def test_every_name_that_rows_of_a_source_get_is_reserved() -> None:
-    """Sources and shard input write these names as `… AS __name`, or as a constant."""
+def test_every_internal_column_of_source_rows_is_reserved() -> None:
+    """Sources and shard input write internal names as `… AS __name`, or as a constant."""
     rooms = [
         SOURCES / "spark/row_query_builder.py",
         SOURCES / "spark/tuning/source_statistics.py",

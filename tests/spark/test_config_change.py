@@ -1,4 +1,4 @@
-"""A pipeline on Spark is stopped, changed and started again: an added aggregation, a larger gap, other shards, and a rebuild."""
+"""Changes of a pipeline between starts on Spark: an added aggregation, a larger gap, other shards, and a rebuild."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def store(runner: Runner, shards: int) -> sw.StateStore:
     return sw.StateStore(kind="files", path=str(runner.home / "state"), shards=shards)
 
 
-def test_a_changed_pipeline_goes_on(runner: Runner) -> None:
+def test_changed_pipeline_continues_from_the_existing_state(runner: Runner) -> None:
     """
     gap 20      [0 ── 40]        [70 ── 90]
-    gap 40      [0 ───────────────── 90] ── 100: rows 95 and 100 are counted by what was added
+    gap 40      [0 ───────────────── 90] ── 100: rows 95 and 100 are counted by the added aggregation
     """
     before = simple(lateness_ms="1h")
     source = runner.source(SIMPLE, max_files_per_trigger=1)
@@ -65,7 +65,7 @@ def files_with(text: str, runner: Runner) -> list[str]:
     return [str(p) for p in (runner.home / "state").rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
 
 
-def test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state(runner: Runner) -> None:
+def test_changed_sql_is_reported_at_start_and_not_stored_in_the_state(runner: Runner) -> None:
     """SQL may contain values from the environment, such as a salt."""
     source: Any = runner.source(SIMPLE, max_files_per_trigger=1)
     runner.write("0.jsonl", events(0, 45))
@@ -85,8 +85,8 @@ def test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state(runner: R
     assert files_with("p3pper", runner) == []
 
 
-@exhaustive(beside="test_config_change.py::test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state")
-def test_no_sql_of_a_join_is_in_the_state(runner: Runner) -> None:
+@exhaustive(beside="test_config_change.py::test_changed_sql_is_reported_at_start_and_not_stored_in_the_state")
+def test_join_sql_is_not_stored_in_the_state(runner: Runner) -> None:
     order_joins.write_order_files(runner, 3)
     salted = order_joins.join(left_sql="SELECT *, sha2(concat(region, 's4lt'), 256) AS hidden FROM source")
     runner.run(sources=order_joins.sources(runner, (1, 1)), join=salted)

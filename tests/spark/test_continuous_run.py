@@ -1,4 +1,4 @@
-"""A continuous pipeline: idle ticks, timed triggers, a clean stop; and key hashes equal to those of Spark."""
+"""Continuous pipelines on Spark: idle sources, timed triggers, a clean stop, lookups, and key hashes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Live:
         run_settings = {"available_now": False, "flush": False, "stop": self.stop, **settings}
         self.thread = threading.Thread(
             target=self._run, args=(run_settings,), daemon=True
-        )  # daemon: a failed test ends
+        )  # a daemon thread lets a failed test end
         self.thread.start()
 
     def _run(self, run_settings: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class Live:
             self.failure = error
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 400) -> None:
-        """`seconds`: only how long a broken one may take."""
+        """Wait for a condition. `seconds` only limits how long a failing test takes."""
         until = time.monotonic() + seconds
         while not condition() and time.monotonic() < until and self.thread.is_alive():
             time.sleep(0.05)
@@ -58,7 +58,7 @@ class Live:
 
 
 def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
-    """Source `more` has one row and falls silent. A new row of `events` then moves the watermark past it."""
+    """Both sources become idle. A new row of `events` then moves the watermark past the rows of `more`."""
     runner.write("0.jsonl", events(0, 10))
     runner.write("0.jsonl", events(0, 10, user="b"), folder="more")
     sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more")]
@@ -73,11 +73,11 @@ def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
     assert runner.output()["user"].to_list() == ["a", "b"]
 
 
-@exhaustive(beside="test_idle_sources.py::test_a_slow_epoch_is_no_silence")
-def test_a_slow_epoch_is_no_silence_and_a_silence_closes_the_last_windows(runner: Runner) -> None:
+@exhaustive(beside="test_idle_sources.py::test_processing_time_of_a_slow_epoch_does_not_count_as_silence")
+def test_slow_epoch_does_not_count_as_idle_and_idle_sources_close_windows(runner: Runner) -> None:
     """The second epoch takes 10 s, longer than the idleness of 6 s, and `more` is not polled meanwhile.
 
-    events   ●●  ●──10 s──   ○ ○ ○ ○ ○ ○      after 6 s of quiet on both the watermark runs on
+    events   ●●  ●──10 s──   ○ ○ ○ ○ ○ ○      after 6 s without rows on both sources, the watermark advances
     more     ●●  ··········  ○ ○ ○ ○ ○ ○
     """
     slow = sw.Aggregation(agg="tests.support.slow_aggregation:SlowSum", columns={"wait": "wait"}, as_="waited")
@@ -102,7 +102,7 @@ def test_a_slow_epoch_is_no_silence_and_a_silence_closes_the_last_windows(runner
     assert runner.output()["user"].to_list() == ["a", "a", "a", "b", "b"]
 
 
-def test_timed_triggers_and_a_clean_stop(runner: Runner) -> None:
+def test_run_with_timed_triggers_stops_cleanly_and_resumes(runner: Runner) -> None:
     runner.write("0.jsonl", events(0, 10))
     live = Live(runner, source=runner.source(SIMPLE), window=simple(), trigger_interval_ms=300)
     live.wait_for(lambda: len(runner.statuses) == 1)
@@ -112,7 +112,7 @@ def test_timed_triggers_and_a_clean_stop(runner: Runner) -> None:
     assert runner.run(source=runner.source(SIMPLE), window=simple())["n"].to_list() == [4]
 
 
-def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spark: Any, tmp_path: Path) -> None:
+def test_quiet_query_is_polled_less_often_until_rows_arrive(spark: Any, tmp_path: Path) -> None:
     """The pause is an internal field of Spark, which another version may move."""
     (tmp_path / "in").mkdir()
     stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
@@ -127,7 +127,7 @@ def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spar
         query.stop()
 
 
-def test_without_a_store_the_warning_is_loud(runner: Runner) -> None:
+def test_run_without_a_state_store_warns_that_state_is_in_memory(runner: Runner) -> None:
     runner.write("0.jsonl", events(0, 10))
     shape = {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None}
     window = simple(**shape, max_groups_per_window=5)
@@ -135,7 +135,7 @@ def test_without_a_store_the_warning_is_loud(runner: Runner) -> None:
     assert any(level == "warning" and line.startswith("STATE IS IN MEMORY") for level, line in runner.notices)
 
 
-def test_a_lookup_is_re_read_and_a_failed_refresh_keeps_the_old_one(runner: Runner) -> None:
+def test_lookup_is_refreshed_and_a_failed_refresh_retains_the_old_rows(runner: Runner) -> None:
     """The lookup changes between two epochs. Then its file is deleted."""
     import polars as pl
 
@@ -170,7 +170,7 @@ def test_a_lookup_is_re_read_and_a_failed_refresh_keeps_the_old_one(runner: Runn
 
 
 @pytest.mark.semantics("event-time")
-def test_processing_time_takes_the_clock(runner: Runner) -> None:
+def test_processing_time_uses_the_clock_time_of_the_epoch(runner: Runner) -> None:
     """With `time_mode = "processing"`, the event time of a row is the clock time of its epoch."""
     runner.write("0.jsonl", [{"user": "a", "i": 1}])
     window = simple(event_time_column="_event_ts", time_mode="processing")
@@ -179,7 +179,7 @@ def test_processing_time_takes_the_clock(runner: Runner) -> None:
     assert abs((frame["window_start"][0] - now).total_seconds()) < 300
 
 
-def test_key_hashes_are_those_of_spark(spark: Any) -> None:
+def test_key_hashes_equal_those_of_spark(spark: Any) -> None:
     moment = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
     values: dict[str, list[Any]] = {
         "string": ["", "ü", None],

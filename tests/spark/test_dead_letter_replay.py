@@ -1,4 +1,4 @@
-"""Dead letters from Kafka and from files, replayed on Spark: decoded as before, through SQL that makes several rows of each."""
+"""Replays of dead letters from Kafka and from files on Spark, through SQL that makes several rows of each record."""
 
 from __future__ import annotations
 
@@ -37,17 +37,15 @@ def times(rows: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("step", ["note.before", "commit.before"])
-@exhaustive(
-    beside="test_dead_letter_replay.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
-)
-def test_records_of_a_topic_correct_hopping_windows_in_postgres(
+@exhaustive(beside="test_dead_letter_replay.py::test_replayed_file_rows_are_exact_and_use_the_new_source_options")
+def test_replayed_kafka_records_correct_hopping_windows_in_postgres(
     runner: Runner,
     topic: Make,
     postgres: Any,
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """State, results and letters are in one database. The SQL makes two rows of each record, and the replay dies once."""
+    """Use one database. The SQL makes two rows of each record, and the replay crashes once."""
     stream, url = topic(1), postgres.database(f"replay{time.time_ns()}")
     window = minutes(kind="hopping", duration_ms="1m", hop_ms="20s", late_data="dlq")
     settings = {
@@ -105,8 +103,8 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     assert summary == {"late": (letters - 1, 0, letters - 1, 0), "undecodable": (1, 1, 0, 3)}
 
 
-def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used(runner: Runner) -> None:
-    """Sessions in Delta. A time in another format is undecodable until an option of the source says how to read it."""
+def test_replayed_file_rows_are_exact_and_use_the_new_source_options(runner: Runner) -> None:
+    """Sessions in Delta. A time in another format is undecodable until a source option gives the format."""
     start = dt.datetime(2024, 3, 1, 9, 0, 0, 123_457, dt.UTC)
 
     def row(second: int, user: str | None = "a", amount: float | None = 0.5) -> dict[str, Any]:
@@ -173,10 +171,8 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
     assert replayed(runner, {**settings, "source": read}).applied == 0
 
 
-@exhaustive(
-    beside="test_dead_letter_replay.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
-)
-def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:
+@exhaustive(beside="test_dead_letter_replay.py::test_replayed_file_rows_are_exact_and_use_the_new_source_options")
+def test_dead_letters_unreadable_with_a_changed_config_are_not_replayed(runner: Runner) -> None:
     for n, second in enumerate((100, 0)):
         runner.write(f"{n}.jsonl", [{"user": "a", "ts": f"2024-03-01T00:{second // 60:02}:{second % 60:02}Z"}])
     settings: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Dedup on Spark: the process is killed with SIGKILL on the way, and each row is a result, late or a counted duplicate."""
+"""Dedup on Spark after a SIGKILL of the process: each row is a result, a late row or a counted duplicate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.laws.generators import dedup
-from tests.support.case_selection import select_cases
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.run_process import read_log, start_run
 
 import slackwater as sw
@@ -68,8 +68,9 @@ def write_batches(home: Path) -> list[list[dict[str, Any]]]:
     return batches
 
 
+@exhaustive(beside="test_faults.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
 @pytest.mark.parametrize("keep", select_cases(["last", "first"]))
-def test_kill_9_changes_no_result(keep: str, tmp_path: Path) -> None:
+def test_sigkill_does_not_change_dedup_results(keep: str, tmp_path: Path) -> None:
     batches = write_batches(tmp_path)
     file = tmp_path / "once.toml"
     file.write_text(CONFIG.replace("HOME", str(tmp_path)).replace("KEEP", keep))

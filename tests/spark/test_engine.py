@@ -1,4 +1,4 @@
-"""The Spark engine gives the results of the in-process engine, whatever is lost or changed between runs."""
+"""Spark engine: results equal those of the in-process engine, even after losses and changes between runs."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
     assert runner.statuses[-1].counters.rows_used == len(rows)
 
 
-@exhaustive(beside="test_kafka.py::test_json_with_a_schema_found_out_and_the_columns_of_a_record")
-def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
-    """Files with equal modification times differ by their sizes. If the sizes are equal, too, the state names them together."""
+@exhaustive(beside="test_kafka.py::test_json_schema_is_inferred_and_record_metadata_is_available_in_sql")
+def test_state_names_the_file_of_the_newest_row(runner: Runner) -> None:
+    """Sizes distinguish files with equal modification times. If sizes are also equal, the state names both files."""
     old, new = (runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9)) for n in (0, 1))
     last = runner.write("2.jsonl", events(50, 52))
 
@@ -72,7 +72,7 @@ def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
             return snapshot.commit.clocks["events"].newest_at
 
     def same(size: int) -> None:
-        """The first two files are of this size (0: as they are), and of one time."""
+        """Give the first two files this size (0 does not change it) and the same modification time."""
         for path in (old, new):
             path.write_bytes(path.read_bytes()[:-1].ljust(size - 1) + b"\n")
             os.utime(path, (1_600_000_000, 1_600_000_000))
@@ -86,8 +86,8 @@ def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
     assert newest_at() == f"{old} or {new}"
 
 
-def test_keys_of_every_type(runner: Runner) -> None:
-    """Two rows per key value, NULL included, over two epochs. Each key is one group and comes out unchanged."""
+def test_keys_of_every_type_form_one_group_per_value(runner: Runner) -> None:
+    """Two rows per key value, NULL included, arrive in two epochs. Each key is one group and is emitted unchanged."""
     types = {
         "b": ("BOOLEAN", [True, False, None]),
         "y": ("TINYINT", [1, -1, None]),
@@ -114,7 +114,7 @@ def test_keys_of_every_type(runner: Runner) -> None:
 
 
 @pytest.mark.semantics("restarts")
-def test_a_restart_goes_on_where_it_stopped_also_without_the_checkpoint(runner: Runner) -> None:
+def test_restart_resumes_from_the_state_without_the_spark_checkpoint(runner: Runner) -> None:
     """A restart continues from the files that the state lists, even if Spark's checkpoint was deleted."""
     runner.write("0.jsonl", events(0, 50))
     source = runner.source(SIMPLE)
@@ -131,7 +131,7 @@ def test_a_restart_goes_on_where_it_stopped_also_without_the_checkpoint(runner: 
     assert [(s.rows, s.counters.rows_in) for s in runner.statuses] == [(0, 32)], "counters are there before any commit"
 
 
-def test_another_number_of_shards_and_an_added_and_removed_source(runner: Runner) -> None:
+def test_restart_with_changed_shards_and_sources_loses_no_rows(runner: Runner) -> None:
     runner.write("0.jsonl", events(0, 50))
     store = {n: sw.StateStore(kind="files", path=str(runner.home / "state"), shards=n) for n in (2, 5)}
     first = runner.source(SIMPLE)
@@ -145,7 +145,7 @@ def test_another_number_of_shards_and_an_added_and_removed_source(runner: Runner
     assert dict(frame.select("user", "n").iter_rows()) == {"a": 14, "b": 6}
 
 
-def test_several_sources_have_watermarks_of_their_own(runner: Runner) -> None:
+def test_each_source_has_a_separate_watermark(runner: Runner) -> None:
     runner.write("0.jsonl", events(1000, 1100))
     runner.write("0.jsonl", events(0, 100, user="b"), folder="more")
     sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more", lateness_ms="10s")]
@@ -158,7 +158,7 @@ def test_several_sources_have_watermarks_of_their_own(runner: Runner) -> None:
     assert first.watermark_us == us(iso(95)) - 10_000_000
 
 
-def test_a_streaming_dataframe_and_lookups(runner: Runner) -> None:
+def test_streaming_dataframe_with_lookup_resumes_only_from_checkpoint(runner: Runner) -> None:
     runner.write("0.jsonl", events(0, 50))
     (runner.home / "users").mkdir()
     pl.DataFrame({"user": ["a"], "team": ["red"]}).write_parquet(runner.home / "users" / "u.parquet")
@@ -192,8 +192,8 @@ def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
     assert (counters.rows_in, counters.rows_bad, counters.rows_used) == (5, 3, 2)
 
 
-@exhaustive(beside="test_contract.py::test_the_group_after_the_last_allowed_one_hits_the_cap")
-def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
+@exhaustive(beside="test_contract.py::test_run_fails_at_one_group_more_than_max_groups_per_window")
+def test_group_cap_fails_the_run_or_refuses_new_groups(runner: Runner) -> None:
     rows = [{"user": f"u{k}", "i": 1, "ts": iso(k)} for k in range(10)]
     runner.write("0.jsonl", rows)
     with pytest.raises(LimitExceededError, match="10 keys have open sessions, but max_groups_per_window is 9"):
@@ -215,14 +215,14 @@ def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
     assert (counters.rows_used, counters.rows_refused) == (4, 6)
 
 
-def test_exact_distinct_beyond_its_bound_fails(runner: Runner) -> None:
+def test_exact_distinct_count_beyond_its_limit_fails(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "i": k, "ts": iso(k)} for k in range(5)])
     bounded = sw.Aggregation(agg="count_distinct", column="i", mode="exact", max_distinct_values_per_group=4, as_="d")
     with pytest.raises(LimitExceededError, match='"d" has 5 distinct values of "i" in one group'):
         runner.run(source=runner.source(SIMPLE), window=simple(aggregations=[bounded]))
 
 
-def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> None:
+def test_second_runner_and_changed_window_are_refused(runner: Runner) -> None:
     runner.write("0.jsonl", events(0, 50))
     runner.run(source=runner.source(SIMPLE), window=simple(), flush=False)
     store = FilesStore(runner.home / "state", "test")
@@ -273,9 +273,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
         keep=6,
     ),
 )
-def test_a_start_refuses_unusable_columns_and_sql_by_name(
-    runner: Runner, settings: dict[str, Any], message: str
-) -> None:
+def test_start_refuses_unusable_columns_and_sql_by_name(runner: Runner, settings: dict[str, Any], message: str) -> None:
     """A start refuses columns that do not exist and SQL that is not row-wise, and the error names them."""
     runner.write("0.jsonl", events(0, 10))
     with pytest.raises(StartError) as raised:
@@ -285,7 +283,7 @@ def test_a_start_refuses_unusable_columns_and_sql_by_name(
     assert not runner.statuses
 
 
-def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner) -> None:
+def test_record_is_bad_even_if_its_undecodable_column_is_unused(runner: Runner) -> None:
     """The declared schema decides what is undecodable, not the columns that the query needs."""
     path = runner.write("0.jsonl", events(0, 10))
     path.write_text(path.read_text() + '{"user": "a", "i": "many", "ts": "2024-03-01T00:00:05Z"}\n')
@@ -299,9 +297,9 @@ def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner
     assert stored_letters["file"].str.ends_with("0.jsonl").all()
 
 
-@exhaustive(beside="test_keyed_state.py::test_it_counts_in_both_stores_as_a_loop_does")
-def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: Runner) -> None:
-    """A custom operator with equal keys in different spellings, a column that is not a scalar, and filtered rows."""
+@exhaustive(beside="test_keyed_state.py::test_keyed_operator_counts_match_a_plain_loop")
+def test_custom_keyed_operator_counts_rows_across_restarts(runner: Runner) -> None:
+    """Rows have equal keys in different spellings, and a column that is not a scalar. The SQL filters one of them."""
     schema = "user STRING, d DOUBLE, i INT, more STRUCT<a: INT, b: ARRAY<STRING>>, ts TIMESTAMP"
     store = {n: sw.StateStore(kind="files", path=str(runner.home / "state"), shards=n) for n in (2, 3)}
 
@@ -338,11 +336,11 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
     assert frame.columns == ["user", "d", "i", "more", "_event_ts"]
 
 
-@exhaustive(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
-def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
+@exhaustive(beside="test_kafka.py::test_each_of_many_partitions_holds_back_the_watermark")
+def test_newest_times_of_many_partitions_match_per_partition_statistics(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row costs the same for any number of partitions. Observing each partition would add one aggregate per partition to every row."""
+    """The cost per row does not depend on the number of partitions, as it would with one aggregate per partition."""
     rows = [(topic, n % 3, n, n if n % 4 else None, None if n % 5 else "future") for n in range(40) for topic in "ab"]
     frame = spark.createDataFrame(rows, "_topic STRING, _partition INT, _offset BIGINT, us BIGINT, __bad STRING")
     timed = frame.selectExpr("* EXCEPT (us)", "timestamp_micros(us) AS _event_ts").where(

@@ -1,4 +1,4 @@
-"""The Spark jobs and JVM calls of an epoch with few rows. Neither depends on the speed of the machine."""
+"""Number of Spark jobs and JVM calls of a small epoch. Neither depends on the speed of the machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.case_selection import exhaustive
 pytestmark = pytest.mark.spark
 
 
-@exhaustive(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
-def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
+@exhaustive(beside="test_epoch_calls.py::test_epoch_takes_one_spark_job_and_few_jvm_calls")
+def test_many_files_do_not_start_a_separate_listing_job(spark: Any, tmp_path: Path) -> None:
     """Spark lists more than 32 files in a separate job, unless it knows that they are local."""
     import slackwater as sw
 
@@ -28,8 +28,8 @@ def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
     assert second["jobs"] - first["jobs"] == 1
 
 
-def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path) -> None:
-    """When Spark planned the epochs, an epoch of sessions took one job and 239 calls."""
+def test_epoch_takes_one_spark_job_and_few_jvm_calls(spark: Any, tmp_path: Path) -> None:
+    """For comparison, an epoch of sessions took one job and 239 calls when Spark planned the epochs."""
     import slackwater as sw
 
     small_epochs.generate(tmp_path, 12)
@@ -43,5 +43,5 @@ def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path) -> None:
     newer = tuple(map(int, spark.version.split(".")[:2])) > (
         4,
         0,
-    )  # PySpark 4.0 looks each name up in Java before it is used
+    )  # PySpark 4.0 looks up each name in Java before its use
     assert max(count for _, count in between) <= (100 if newer else 180)

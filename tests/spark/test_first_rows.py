@@ -1,4 +1,4 @@
-"""Hints from the first rows about the schema and the time unit, and warnings about files that change after they were read."""
+"""Hints from the first rows about the schema and the time unit, and warnings about files that change after a read."""
 
 from __future__ import annotations
 
@@ -45,14 +45,17 @@ def rows(scale: int, n: int = 30, **more: Any) -> list[dict[str, Any]]:
     return [{"user": "a", "ts": (THEN_S + k) * scale, **more} for k in range(n)]
 
 
-# -- columns that the data does not have -------------------------------------------------------------------------------
+# -- columns missing from the data -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", select_cases([2500, 30]))
-def test_a_column_that_no_row_has_is_told_with_the_names_that_are_there(
+def test_column_missing_from_the_first_rows_is_reported_with_candidates(
     runner: Runner, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    """The warning comes once, after 1,000 rows or at the end of a shorter input. A column that exists and is NULL causes none."""
+    """The warning is logged once per column, after 1,000 rows or at the end of a shorter input.
+
+    A column that exists and is NULL causes no warning.
+    """
     rows = [{"User_ID": "a", "ts": THEN_S + k, "url": None} for k in range(count)]
     for n in range(0, count, 800):
         runner.write(f"{n:04}.jsonl", rows[n : n + 800])
@@ -67,7 +70,7 @@ def test_a_column_that_no_row_has_is_told_with_the_names_that_are_there(
     assert "did you mean" not in second
 
 
-def test_a_column_that_a_parquet_file_does_not_have_is_told(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+def test_column_missing_from_a_parquet_file_is_reported(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     (runner.home / "in").mkdir()
     pl.DataFrame({"usr": ["a"] * 5, "ts": [THEN_S + k for k in range(5)]}).write_parquet(
         runner.home / "in" / "0.parquet"
@@ -92,10 +95,10 @@ def test_a_column_that_a_parquet_file_does_not_have_is_told(runner: Runner, capl
     ("declared", "meant", "scale"),
     select_cases([("ms", "s", 1), ("us", "us", 10**6), ("s", "ms", 10**3), ("s", "ns", 10**9)], keep=2),
 )
-def test_a_wrong_unit_is_told_with_the_right_one(
+def test_wrong_event_time_unit_is_reported_with_the_right_unit(
     runner: Runner, caplog: pytest.LogCaptureFixture, declared: str, meant: str, scale: int
 ) -> None:
-    """A unit that is too fine gives times before 1990 and a warning. One that is too coarse gives bad rows: far-future times or none.
+    """A unit that is too fine gives times before 1990 and a warning. A unit that is too coarse gives bad rows.
 
     All pairs are in tests/unit/test_first_row_hints_and_changed_files.py.
     """
@@ -112,7 +115,7 @@ def test_a_wrong_unit_is_told_with_the_right_one(
     assert all(line.endswith(f'did you mean event_time_unit = "{meant}"?') for line in lines)
 
 
-def test_a_thousand_rows_without_a_time_name_the_unit(runner: Runner) -> None:
+def test_run_without_valid_event_times_fails_with_a_unit_hint(runner: Runner) -> None:
     runner.write("0.jsonl", rows(1000, 1200))
     with pytest.raises(StartError, match=r'none of its first 1,200 rows .* did you mean event_time_unit = "ms"'):
         runner.run(source=runner.source("user STRING, ts BIGINT"), window=window(event_time_unit="s"), on_error="drop")
@@ -121,7 +124,7 @@ def test_a_thousand_rows_without_a_time_name_the_unit(runner: Runner) -> None:
 # -- files that change -------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
+def test_file_changed_after_it_was_read_is_reported_and_counted_once(
     runner: Runner, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grows, same = runner.write("0.jsonl", rows(1)), runner.write("1.jsonl", rows(1))
@@ -167,9 +170,11 @@ NAMES = ["a b", "a%20b", "100%", "h#1", "q?", "[x]", "x", "{a,b}", "ä名", "st*
 
 
 @pytest.mark.parametrize("form", select_cases(["json", "parquet"]))
-def test_a_file_is_read_once_whatever_its_name(runner: Runner, form: str) -> None:
-    """Spark lists names percent-encoded, and its readers take patterns: no name may stand for another, in a folder that looks
-    like a pattern too. A restart without the checkpoint, and a list of a backfill, know the same files."""
+def test_files_with_special_characters_are_read_exactly_once(runner: Runner, form: str) -> None:
+    """Spark lists percent-encoded names and its readers take patterns, but each name must match one file only.
+
+    The folder looks like a pattern, too. A restart without the checkpoint and a backfill list the same files.
+    """
     from pyspark.sql.types import StructType
 
     folder = runner.home / "in [1] #2 %41"
@@ -203,7 +208,7 @@ def test_a_file_is_read_once_whatever_its_name(runner: Runner, form: str) -> Non
     assert results["n"].to_list() == [1] * (len(NAMES) + 1)
 
 
-def test_one_file_is_read_whose_name_looks_like_a_pattern(runner: Runner) -> None:
+def test_query_of_a_file_named_like_a_pattern_reads_only_that_file(runner: Runner) -> None:
     for name in ("report [1].jsonl", "report 1.jsonl"):
         runner.write(name, rows(1, 1, at=name))
     source = runner.source("user STRING, ts BIGINT, at STRING")

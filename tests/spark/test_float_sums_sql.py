@@ -1,4 +1,4 @@
-"""Spark sums doubles before the shuffle as integers, to the same bits as the sum of a shard, for every double."""
+"""Spark sums doubles as integers before the shuffle. The bits of each sum equal those of the sum of a shard."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_folded_before_the_shuffle_behind_it_and_in_sessions_are_one_answer(
+def test_float_sums_are_bit_identical_with_and_without_preaggregation(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     folder = runner.home / "in"

@@ -1,4 +1,4 @@
-"""Golden pipelines on Spark: complete runs, crashes at every named step, reshards, and a few laws."""
+"""Golden pipelines on Spark: complete runs with two shard counts, crashes at named steps, and random rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS = pytest.mark.parametrize("kind", select_cases(GOLDEN))
 
 
 def golden(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
-    """(user, start, end, n) in seconds after the first event."""
+    """Return (user, start, end, n), with times in seconds after the first event."""
     zero = us(iso(0))
     times = [(pl.col(c).dt.timestamp("us") - zero) // 1_000_000 for c in ("window_start", "window_end")]
     return sorted(frame.select("user", *times, "n").rows())
@@ -63,7 +63,7 @@ STEPS = [s for s in kill_points.KILL_POINTS if not s.startswith("stage.") and s 
 @pytest.mark.matrix
 @KINDS
 @pytest.mark.parametrize("shards", select_cases([3, 1]))
-def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shards: int) -> None:
+def test_run_with_one_or_three_shards_gives_the_golden_windows(runner: Runner, kind: str, shards: int) -> None:
     store = sw.StateStore(kind="files", path=str(runner.home / "state"), shards=shards)
     assert golden(runner.run(source=write(runner), window=shaped(kind), state_store=store)) == GOLDEN[kind]
 
@@ -76,7 +76,7 @@ def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shar
         + [("tumbling", s) for s in STEPS if s.startswith("commit.")]
     ),
 )
-def test_dying_at_a_named_step_changes_nothing(
+def test_crash_at_a_named_step_changes_no_result(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run on Spark that crashes at a named step continues at the next start with the same results.
@@ -97,9 +97,9 @@ def test_dying_at_a_named_step_changes_nothing(
 
 
 @pytest.mark.parametrize("seed", [2, 0, 1])
-@exhaustive(beside="test_laws.py::test_disorder_within_the_lateness_changes_nothing")
-def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
-    """Random disorder within the lateness, random cuts and two sources give the batch answer."""
+@exhaustive(beside="test_laws.py::test_disorder_within_the_lateness_gives_the_batch_result")
+def test_random_rows_match_the_oracle(runner: Runner, seed: int) -> None:
+    """Rows of two sources with random disorder within the lateness give the batch result."""
     rng = random.Random(seed)
     shape = [
         simple(gap_ms="7s", max_session_duration_ms="31s", lateness_ms="20s"),
@@ -121,6 +121,6 @@ def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
     expected = window_oracle.batch_windows(shape, [{**r, "ts": us(iso(r["ts"]))} for r in rows])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
     got = frame.with_columns(times).drop("session_id", strict=False).to_dicts()
-    key = lambda r: (r["user"] or "", r["window_start"])  # noqa: E731 — used twice, here
+    key = lambda r: (r["user"] or "", r["window_start"])  # noqa: E731 — used twice
     assert sorted(got, key=key) == sorted(({k: r[k] for k in got[0]} for r in expected), key=key)
     assert runner.statuses[-1].counters.rows_late == 0

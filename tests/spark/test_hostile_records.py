@@ -1,7 +1,7 @@
 """Hostile Avro and Protobuf records: each is a row or a bad row, and none of them stops the pipeline.
 
-Records are written by fastavro and by Google's library, and then damaged: flipped bits, cut tails, added tails, and lengths that
-announce up to 2^63 bytes or items. Sound records stand between them, so that a damaged one must not take its neighbours along.
+Records are written by fastavro and by Google's library. The test then damages them: flipped bits, cut tails, added
+tails, and lengths that announce up to 2^63 bytes or items. Valid records lie between damaged ones and must be decoded.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ FORMATS: dict[str, tuple[Callable[[random.Random, str], bytes], Callable[[int], 
 
 @pytest.mark.parametrize("payload_format", FORMATS)
 @pytest.mark.parametrize("seed", select_cases(range(8)))
-def test_a_damaged_record_is_a_row_or_a_bad_row(runner: Runner, topic: Make, payload_format: str, seed: int) -> None:
+def test_damaged_record_is_decoded_or_counted_as_a_bad_row(
+    runner: Runner, topic: Make, payload_format: str, seed: int
+) -> None:
     write, length, extremes = FORMATS[payload_format]
     draw, events = random.Random(seed), topic()
     sound = [write(draw, f"sound{n % 5}") for n in range(100)]

@@ -1,4 +1,4 @@
-"""Each side of a join has its own SQL: it is analysed and run for its own source, and errors name its config key."""
+"""SQL of each side of a join: the analysis for the source of the side, and errors that name the config key."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pipeline(left: str | None, right: str | None) -> sw.Pipeline:
     )
 
 
-def test_each_side_runs_its_own(spark: Any) -> None:
+def test_sql_of_each_join_side_is_analysed_for_the_source_of_that_side(spark: Any) -> None:
     rows = spark.createDataFrame([], SCHEMA)
     spec = pipeline(
         "SELECT id, price * 2 AS twice, _event_ts FROM source", "SELECT id, _event_ts FROM source WHERE id > 3"
@@ -63,7 +63,7 @@ def test_each_side_runs_its_own(spark: Any) -> None:
     assert sql_analysis.add_origin_to_sql(spark, half, InputPath("orders", "orders"), rows) is None
 
 
-def test_errors_name_the_side(spark: Any) -> None:
+def test_sql_errors_name_the_join_side(spark: Any) -> None:
     rows = spark.createDataFrame([], SCHEMA)
     spec = pipeline(
         "SELECT id, count(*) AS n, max(_event_ts) AS _event_ts FROM source GROUP BY id", "SELECT id FROM source"

@@ -1,4 +1,4 @@
-"""Joins on Spark: all kinds compared with a batch join of Spark, column types, SQL per side, errors at start, dead letters, targets."""
+"""Joins on Spark: results of a batch join, column types, SQL per side, errors at start, dead letters and targets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _word(value: Any) -> str:
     ("kind", "files"),
     select_cases([("full", (5, 2)), ("left", (1, 1)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))]),
 )
-def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
+def test_stream_join_gives_the_rows_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
     """On Spark, each kind of join gives the same rows as Spark's batch join."""
     write_order_files(runner, 7)
     frame = runner.run(sources=sources(runner, files), join=join(kind))
@@ -69,7 +69,7 @@ def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tu
     )
 
 
-def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
+def test_join_preserves_values_of_all_column_types(runner: Runner) -> None:
     schema = (
         "k STRING, ts TIMESTAMP, b BOOLEAN, i1 TINYINT, i2 SMALLINT, i8 BIGINT, f FLOAT, d DOUBLE, m DECIMAL(20,3), day DATE,"
         " local TIMESTAMP_NTZ, raw BINARY, list ARRAY<INT>, nested ARRAY<STRUCT<a: INT, t: TIMESTAMP>>, one STRUCT<x: STRING, y: MAP<STRING, INT>>,"
@@ -110,8 +110,8 @@ def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
         assert sorted(map(repr, written_rows)) == sorted(map(repr, read_rows * (1 if side == "left" else 2)))
 
 
-@exhaustive(beside="test_join_sql.py::test_each_side_runs_its_own")
-def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
+@exhaustive(beside="test_join_sql.py::test_sql_of_each_join_side_is_analysed_for_the_source_of_that_side")
+def test_each_join_side_has_separate_sql_and_output_columns(runner: Runner) -> None:
     write_order_files(runner, 8)
     spec = join(
         left_sql="SELECT order_id, upper(region) AS area, amount * 2 AS twice, _event_ts FROM source WHERE amount > 0",
@@ -157,7 +157,7 @@ def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
         ({"left_sql": "SELECT order_id, region FROM source"}, 'left_sql does not select "_event_ts"'),
     ],
 )
-def test_a_start_refuses_unusable_columns_and_sql_by_name(
+def test_invalid_join_columns_and_sql_are_refused_at_start(
     runner: Runner, settings: dict[str, Any], message: str
 ) -> None:
     runner.write("0.jsonl", [{"order_id": 1, "ts": format_time(0)}], "order_id")
@@ -166,15 +166,15 @@ def test_a_start_refuses_unusable_columns_and_sql_by_name(
         runner.run(sources=sources(runner), join=join(**settings))
 
 
-@exhaustive(beside="test_config_changes.py::test_a_join_before_a_window_that_changes")
-def test_another_join_needs_another_state(runner: Runner) -> None:
+@exhaustive(beside="test_config_changes.py::test_window_after_a_join_can_change_but_the_join_cannot")
+def test_changed_join_bounds_are_refused_on_an_existing_state(runner: Runner) -> None:
     write_order_files(runner, 9)
     runner.run(sources=sources(runner), join=join())
     with pytest.raises(Exception, match=r"written for another join \(bounds_us: state has \[-20000000, 30000000\]"):
         runner.run(sources=sources(runner), join=join(upper_ms="31s"))
 
 
-def test_late_rows_become_letters_of_their_source(runner: Runner) -> None:
+def test_late_join_rows_become_dead_letters_of_their_source(runner: Runner) -> None:
     write_order_files(runner, 10, late=True)
     lake = sw.FilesConnection()
     frame = runner.run(
@@ -200,7 +200,7 @@ def test_late_rows_become_letters_of_their_source(runner: Runner) -> None:
     assert used[True]
 
 
-def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
+def test_epoch_fails_when_a_join_key_exceeds_max_rows_per_key(runner: Runner) -> None:
     rows = [{"order_id": 5, "region": "eu", "ts": format_time(n)} for n in range(20)]
     runner.write("0.jsonl", rows, "order_id")
     runner.write("0.jsonl", [{"paid_order": 1, "region": "eu", "ts": format_time(0)}], "paid_order")
@@ -211,9 +211,11 @@ def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("state", ["postgres", "files"])
-@exhaustive(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
-def test_pairs_and_state_in_postgres(runner: Runner, postgres: Any, state: str, tmp_path: Path) -> None:
-    """The transaction of the state adds the output. Rows that wait for a partner can be read with SQL."""
+@exhaustive(beside="test_postgres_laws.py::test_joins_match_their_definition_in_postgres")
+def test_join_output_and_state_in_postgres_match_a_batch_join(
+    runner: Runner, postgres: Any, state: str, tmp_path: Path
+) -> None:
+    """The transaction of the state writes the output, and SQL can read the rows that wait for a partner."""
     write_order_files(runner, 11)
     url = postgres.database(f"joined_{state}")
     store = (

@@ -1,4 +1,4 @@
-"""JSON that workers decode: every record yields what Spark's `from_json` yields, hostile ones included.
+"""JSON that workers decode: every record, even a hostile one, gives the result of Spark's `from_json`.
 
 records ──▶ JsonPayload, by Spark alone ──────────────▶ rows ─┐
     ╰─────▶ JsonPayload, by Arrow, and Spark for the rest ────┴─▶ equal, and Arrow decoded the plain records
@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.case_selection import select_cases
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
@@ -46,7 +47,7 @@ WHOLE = [
 
 
 def random_record(rng: random.Random) -> bytes | None:
-    """Return a record: most are plain, and the others are hostile in one way or several."""
+    """Return a record that is plain in most cases, and otherwise hostile in one or several ways."""
     if rng.random() < 0.03:
         return rng.choice([None, b"\xff\xfe", b'{"k":"\xff"}', b'{"other":"\xed\xa0\x80"}', b'{"\xff":1}'])
     if rng.random() < 0.05:
@@ -73,10 +74,10 @@ def decoded(spark: Any, ddl: str, records: list[bytes | None], count: int | None
     return [repr(row) for row in rows]
 
 
-@pytest.mark.parametrize("size", [1, 3, 10_000])
+@pytest.mark.parametrize("size", select_cases([3, 1, 10_000]))
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_record_is_decoded_as_by_spark(spark: Any, name: str, size: int) -> None:
-    """In batches of one, Arrow meets every record. In longer ones, it also meets those that follow a record that fails."""
+def test_workers_decode_every_record_like_spark(spark: Any, name: str, size: int) -> None:
+    """Arrow reads every record in batches of one. Longer batches add records that follow a failed record."""
     rng = random.Random(f"{name} {size}")
     records = [random_record(rng) for _ in range(RECORDS)] + [rng.choice(WHOLE).encode() for _ in range(RECORDS // 4)]
     rng.shuffle(records)
@@ -92,7 +93,7 @@ def test_every_record_is_decoded_as_by_spark(spark: Any, name: str, size: int) -
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_arrow_decodes_most_plain_records(spark: Any, name: str) -> None:
-    """Otherwise, the comparison with Spark would compare Spark with itself."""
+    """Ensure that the comparison with Spark does not compare Spark with itself."""
     payload = JsonPayload.from_records(
         RawRecords(spark, Source(name="s", connection="c", query="t", schema=SCHEMAS[name]))
     )
@@ -117,12 +118,12 @@ def test_arrow_decodes_plain_records_next_to_bad_ones() -> None:
 
 
 @pytest.mark.parametrize("ddl", ["k STRING, f FLOAT", "k STRING, m MAP<STRING, INT>", "k DECIMAL(10, 2)", "k BINARY"])
-def test_other_types_are_decoded_by_spark(spark: Any, ddl: str) -> None:
+def test_floats_maps_decimals_and_binaries_are_decoded_by_spark(spark: Any, ddl: str) -> None:
     payload = JsonPayload.from_records(RawRecords(spark, Source(name="s", connection="c", query="t", schema=ddl)))
     assert not payload.runs_in_workers(10**9)
 
 
-def test_few_records_and_records_of_unknown_number_are_decoded_by_spark(spark: Any) -> None:
+def test_small_and_unknown_record_counts_are_decoded_by_spark(spark: Any) -> None:
     payload = JsonPayload.from_records(
         RawRecords(spark, Source(name="s", connection="c", query="t", schema="k STRING"))
     )
@@ -130,7 +131,7 @@ def test_few_records_and_records_of_unknown_number_are_decoded_by_spark(spark: A
     assert [payload.runs_in_workers(count) for count in (None, 0, many - 1, many)] == [False, False, False, True]
 
 
-def test_headers_keys_and_values_of_records_pass_the_workers(spark: Any) -> None:
+def test_workers_preserve_headers_keys_and_values_of_records(spark: Any) -> None:
     spec = Source(name="s", connection="c", query="t", schema="k STRING")
     payload = JsonPayload.from_records(RawRecords(spark, spec))
     source = KafkaSource(spec, KafkaBroker(KafkaConnection(bootstrap_servers="127.0.0.1:1")), payload, "g")

@@ -37,14 +37,14 @@ pytestmark = pytest.mark.spark
 
 
 def newest_at(runner: Runner, pipeline: str) -> str | None:
-    """Return where the newest row of the source was read, according to the state."""
+    """Return the position of the newest row of the source, as stored in the state."""
     with FilesStore(runner.home / "state", pipeline).peek() as snapshot:
         assert snapshot is not None
         (clock,) = snapshot.commit.clocks.values()
         return clock.newest_at
 
 
-def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner, topic: Make) -> None:
+def test_json_schema_is_inferred_and_record_metadata_is_available_in_sql(runner: Runner, topic: Make) -> None:
     events = topic(2)
     events.send({"user": "a", "amount": 1}, second=1, key="k", headers=[("h", b"x")])
     events.send({"user": "b", "amount": 2}, second=2, partition=1)
@@ -61,17 +61,17 @@ def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner
     assert newest_at(runner, "test") == f"{name}-1 at offset 0"
 
 
-def test_each_of_many_partitions_holds_the_watermark(
+def test_each_of_many_partitions_holds_back_the_watermark(
     runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One separate job computes the newest times of all partitions. The results are the same."""
+    """Compute the newest times of all partitions in a separate job. The results do not change."""
     monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 3)
     monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 1)
     events = topic(3)
     events.send({"user": "a", "amount": 1}, second=1)
     events.send({"user": "b", "amount": 2}, {"user": "b", "amount": 4}, second=600, partition=1)
     events.send({"user": "c", "amount": 8}, second=601, partition=2)
-    # the first partition holds the watermark
+    # the first partition holds back the watermark
     assert runner.run(source=events.source(), window=minutes(), flush=False).is_empty()
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
@@ -82,7 +82,7 @@ def test_each_of_many_partitions_holds_the_watermark(
     assert count_rows(runner.run(source=events.source(), window=minutes(), flush=False)) == [("a", 1, 1)]
 
 
-def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
+def test_raw_payloads_are_decoded_in_sql(runner: Runner, topic: Make) -> None:
     events = topic()
     events.send(b"a;3", b"b;4", second=1)
     sql = "SELECT split_part(CAST(value AS STRING), ';', 1) AS user, CAST(split_part(CAST(value AS STRING), ';', 2) AS BIGINT) AS amount, _event_ts FROM source"
@@ -91,7 +91,7 @@ def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
 
 
 @pytest.mark.matrix
-def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
+def test_source_reads_topics_by_list_or_pattern(runner: Runner, topic: Make) -> None:
     first, second = topic(), topic()
     first.send({"user": "a", "amount": 1}, second=1)
     second.send({"user": "a", "amount": 2}, second=2)
@@ -104,7 +104,7 @@ def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
 
 
 @pytest.mark.matrix
-def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: Runner, topic: Make) -> None:
+def test_run_continues_from_offsets_in_the_state_without_a_checkpoint(runner: Runner, topic: Make) -> None:
     events = topic(2)
     events.send(*[{"user": "a", "amount": 1}] * 5, second=1)
     events.send(*[{"user": "b", "amount": 1}] * 3, second=2, partition=1)
@@ -116,9 +116,9 @@ def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: R
     assert runner.statuses[-1].counters.rows_in == 12
 
 
-@exhaustive(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
-def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) -> None:
-    """Slackwater plans, then Spark by an option of its stream, then Slackwater, with a limit that splits each turn into several epochs."""
+@exhaustive(beside="test_planned_files.py::test_state_continues_when_the_planner_changes")
+def test_slackwater_and_spark_planners_alternate_on_one_topic(runner: Runner, topic: Make) -> None:
+    """Plan with Slackwater, with Spark and with Slackwater again. A limit splits each turn into several epochs."""
     events = topic(2)
     for turn, options in enumerate([{}, {"minOffsetsPerTrigger": "1"}, {}]):
         events.send(*[{"user": "a", "amount": 1}] * 5, second=turn)
@@ -134,8 +134,8 @@ def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) ->
     assert runner.statuses[-1].counters.rows_in == 21
 
 
-def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, topic: Make, kafka: Any) -> None:
-    """Records that cannot be read yet are not planned. A start at "latest" behind such records has not lost its position."""
+def test_records_of_an_open_transaction_are_read_after_the_commit(runner: Runner, topic: Make, kafka: Any) -> None:
+    """Uncommitted records are not planned. A start at "latest" behind such records does not lose the position."""
     from confluent_kafka import Producer
 
     events = topic()
@@ -170,7 +170,7 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
 
 
 @exhaustive(beside="test_config_change.py::test_a_rebuild_reads_everything_again")
-def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> None:
+def test_rebuild_starts_at_the_given_offsets(runner: Runner, topic: Make) -> None:
     events, other = topic(2), topic()
     events.send(*[{"user": "a", "amount": n} for n in (1, 2, 4, 8)], second=1)
     events.send({"user": "b", "amount": 16}, second=2, partition=1)
@@ -222,7 +222,7 @@ BAD = (b"{broken", b"\xff\xfe", None, b'{"user": "a", "amount": "many"}', b"7")
 
 
 @exhaustive(beside="test_kafka.py::test_dead_letters_keep_the_original_bytes")
-def test_records_that_cannot_be_decoded_name_their_place(runner: Runner, topic: Make) -> None:
+def test_undecodable_records_are_reported_with_topic_and_offset(runner: Runner, topic: Make) -> None:
     events = topic(1)
     events.send({"user": "a", "amount": 1}, second=1)
     events.send(*BAD, second=2)
@@ -278,8 +278,8 @@ def test_dead_letters_keep_the_original_bytes(
     assert stored["topic"].to_list() == [events.name] * 6
 
 
-@exhaustive(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
-def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner, topic: Make) -> None:
+@exhaustive(beside="test_kafka.py::test_each_of_many_partitions_holds_back_the_watermark")
+def test_partition_read_ahead_of_another_makes_no_row_late(runner: Runner, topic: Make) -> None:
     """
     partition 0   ●──●──●──────────────────●      read first, whole
     partition 1   ●●●●●●●●●●●●●●●●●●●●●●●●●●●     a little in every epoch
@@ -295,11 +295,11 @@ def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner,
     assert frame["n"].sum() == 63
 
 
-@exhaustive(beside="test_late_rows.py::test_rows_of_an_idle_partition_are_told_apart")
-def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner, topic: Make) -> None:
+@exhaustive(beside="test_late_rows.py::test_late_row_of_an_idle_partition_has_the_cause_idle")
+def test_late_rows_of_an_idle_partition_are_counted_with_cause_idle(runner: Runner, topic: Make) -> None:
     """The second partition is silent until the watermark passes it. Its old rows are late with the cause idle.
 
-    The first one keeps talking: were both silent at once, nothing would move the watermark.
+    The first partition receives rows all the time. If both partitions were silent, the watermark would not move.
     """
     events, stop = topic(2), threading.Event()
 
@@ -324,7 +324,7 @@ def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner,
     assert runner.statuses[-1].counters.late == {"idle": 1}
 
 
-def test_offsets_are_advertised_to_a_group(runner: Runner, topic: Make, kafka: Any) -> None:
+def test_offsets_are_committed_to_a_consumer_group(runner: Runner, topic: Make, kafka: Any) -> None:
     from confluent_kafka import Consumer, TopicPartition
 
     events = topic(2)
@@ -337,7 +337,9 @@ def test_offsets_are_advertised_to_a_group(runner: Runner, topic: Make, kafka: A
     consumer.close()
 
 
-def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_topic_broker_or_schema_is_reported_in_one_line(
+    runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kafka_broker, "SECONDS", 3)
     events = topic(1)
     with pytest.raises(
@@ -354,7 +356,7 @@ def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make, monkey
         runner.run(source=events.source(schema=None), window=minutes())
 
 
-@exhaustive(beside="test_engine.py::test_another_number_of_shards_and_an_added_and_removed_source")
+@exhaustive(beside="test_engine.py::test_restart_with_changed_shards_and_sources_loses_no_rows")
 def test_sources_may_be_added_and_removed(runner: Runner, topic: Make) -> None:
     first, second, third = topic(), topic(), topic()
     for n, events in enumerate((first, second, third)):
@@ -381,7 +383,7 @@ AVRO_2 = {
 
 
 @pytest.mark.matrix
-def test_avro_with_a_schema_file(runner: Runner, topic: Make) -> None:
+def test_avro_is_decoded_with_a_schema_file(runner: Runner, topic: Make) -> None:
     events = topic()
     events.send(*[avro_record(AVRO_1, {"user": "a", "amount": n}) for n in (1, 2)], second=1)
     events.send(b"\xff\xff\xff", second=2)
@@ -455,23 +457,25 @@ def json_of_a_schema(runner: Runner, events: Topic, registry: str, number: int) 
     assert runner.statuses[-1].counters.rows_bad == 3
 
 
-def test_avro_with_a_registry_and_two_versions(runner: Runner, topic: Make, registry: str) -> None:
+def test_avro_of_two_schema_versions_is_decoded_with_a_registry(runner: Runner, topic: Make, registry: str) -> None:
     avro_of_two_versions(runner, topic(), registry, 7, 9)
 
 
-def test_json_of_a_json_schema_in_a_registry(runner: Runner, topic: Make, registry: str) -> None:
+def test_json_is_decoded_with_a_json_schema_of_a_registry(runner: Runner, topic: Make, registry: str) -> None:
     json_of_a_schema(runner, topic(), f"{registry}/json", 4)
 
 
-@exhaustive(beside="test_kafka.py::test_avro_with_a_registry_and_two_versions")
-def test_avro_of_a_real_registry(runner: Runner, topic: Make, schema_registry: Any) -> None:
+@exhaustive(beside="test_kafka.py::test_avro_of_two_schema_versions_is_decoded_with_a_registry")
+def test_avro_is_decoded_with_a_real_registry(runner: Runner, topic: Make, schema_registry: Any) -> None:
     events = topic()
     first, second = (schema_registry.register(f"{events.name}-value", json.dumps(s), "AVRO") for s in (AVRO_1, AVRO_2))
     avro_of_two_versions(runner, events, schema_registry.url, first, second)
 
 
-@exhaustive(beside="test_kafka.py::test_json_of_a_json_schema_in_a_registry")
-def test_json_of_a_real_registry_with_references(runner: Runner, topic: Make, schema_registry: Any) -> None:
+@exhaustive(beside="test_kafka.py::test_json_is_decoded_with_a_json_schema_of_a_registry")
+def test_json_is_decoded_with_schema_references_of_a_real_registry(
+    runner: Runner, topic: Make, schema_registry: Any
+) -> None:
     events = topic()
     note = json.dumps({"type": "object", "properties": {"text": {"type": "string"}}})
     schema_registry.register(f"{events.name}-note", note, "JSON")
@@ -482,7 +486,8 @@ def test_json_of_a_real_registry_with_references(runner: Runner, topic: Make, sc
     json_of_a_schema(runner, events, schema_registry.url, number)
 
 
-def test_a_broker_that_goes_away_and_comes_back(runner: Runner, topic: Make, kafka: Any, tmp_path: Path) -> None:
+@exhaustive(beside="test_target_kafka.py::test_epoch_is_published_after_a_lost_broker_returns")
+def test_run_continues_after_the_broker_restarts(runner: Runner, topic: Make, kafka: Any, tmp_path: Path) -> None:
     events, stop = topic(), threading.Event()
     events.send({"user": "a", "amount": 1}, second=1)
 

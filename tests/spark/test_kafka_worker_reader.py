@@ -73,7 +73,7 @@ def read_rows(spark: Any, source: KafkaSource, ranges: Mapping[tuple[str, int], 
 
 
 @pytest.mark.parametrize("with_headers", [True, False])
-def test_workers_read_what_spark_reads(
+def test_workers_read_the_same_records_as_spark(
     spark: Any, topic: Make, monkeypatch: pytest.MonkeyPatch, with_headers: bool
 ) -> None:
     rng = random.Random(with_headers)
@@ -99,7 +99,7 @@ def test_workers_read_what_spark_reads(
         assert read_rows(spark, source, ranges) == expected
 
 
-def test_options_of_sparks_reader_make_spark_read(spark: Any, topic: Make) -> None:
+def test_source_with_spark_reader_options_is_read_by_spark(spark: Any, topic: Make) -> None:
     events = topic()
     events.send({"user": "a", "amount": 1})
     payload = JsonPayload.from_records(RawRecords(spark, events.source()))
@@ -114,16 +114,16 @@ def test_options_of_sparks_reader_make_spark_read(spark: Any, topic: Make) -> No
     assert "kafka" in with_options._read(spark, ranges)._jdf.queryExecution().analyzed().toString().lower()
 
 
-def test_a_run_whose_workers_read(runner: Runner, topic: Make) -> None:
+def test_run_with_the_worker_reader_gives_correct_windows(runner: Runner, topic: Make) -> None:
     events = topic(2)
     events.send({"user": "a", "amount": 1}, {"user": "a", "amount": 2}, second=1)
     events.send({"user": "b", "amount": 4}, second=2, partition=1)
     assert count_rows(runner.run(source=events.source(), window=minutes())) == [("a", 2, 3), ("b", 1, 4)]
 
 
-@exhaustive(beside="test_kafka_worker_reader.py::test_workers_read_what_spark_reads")
-def test_headers_are_read_if_the_sql_uses_them(runner: Runner, topic: Make) -> None:
-    """Names are not case-sensitive, and `struct(*)` contains all columns."""
+@exhaustive(beside="test_kafka_worker_reader.py::test_workers_read_the_same_records_as_spark")
+def test_headers_are_read_if_the_sql_uses_the_headers_column(runner: Runner, topic: Make) -> None:
+    """Column names are not case-sensitive, and `struct(*)` contains all columns."""
     events = topic()
     events.send({"user": "a", "amount": 1}, second=1, headers=[("h", b"x")])
     for name, expression in (
@@ -140,7 +140,7 @@ def test_headers_are_read_if_the_sql_uses_them(runner: Runner, topic: Make) -> N
         assert count_rows(runner.output(name)) == [("h", 1, 1)]
 
 
-def test_records_that_expire_while_they_are_read_end_the_run(
+def test_run_fails_when_records_expire_during_the_read(
     runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = topic()

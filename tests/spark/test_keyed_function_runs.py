@@ -1,4 +1,4 @@
-"""A class of a user's package on Spark: each process loads it by its path, and SIGKILL on the way changes no result."""
+"""A keyed function from a user's package on Spark. Each process imports it by path, and kills change no result."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.laws.generators import reminders
+from tests.support.case_selection import exhaustive
 from tests.support.run_process import read_log, start_run
 
 from slackwater.maintenance import verify_state
@@ -75,7 +76,8 @@ def write_inputs(home: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_kill_9_changes_no_reminder(tmp_path: Path) -> None:
+@exhaustive(beside="test_faults.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
+def test_kills_do_not_change_the_results_of_a_keyed_function(tmp_path: Path) -> None:
     rows = write_inputs(tmp_path)
     config = tmp_path / "watch.toml"
     package = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

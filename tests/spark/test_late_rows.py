@@ -1,4 +1,4 @@
-"""Late rows as dead letters on Spark: the SQL that carries `_origin`, and letters in a real broker and database."""
+"""Late rows as dead letters on Spark: SQL that carries `_origin`, and dead letters with a real broker and database."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def rows(spark: Any) -> Any:
 
 
 @pytest.mark.parametrize("form", select_cases(FORMS, keep=6))
-def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any, form: str) -> None:
+def test_rewritten_sql_carries_the_origin_of_every_row(spark: Any, rows: Any, form: str) -> None:
     query, expected = FORMS[form]
     spec = pipeline_with(query)
     before = sql_analysis.check_sql(spark, spec, IN, rows)
@@ -140,7 +140,7 @@ def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any
     assert all(json.loads(p["row"])["ts"].startswith(p["_event_ts"].isoformat()) for p in pairs)
 
 
-def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
+def test_pipeline_without_sql_has_no_sql_to_rewrite(spark: Any, rows: Any) -> None:
     assert sql_analysis.add_origin_to_sql(spark, pipeline_with(None), IN, rows) is None
 
 
@@ -157,7 +157,7 @@ def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
         ("SELECT 'a' AS user, CAST(NULL AS TIMESTAMP) AS _event_ts", "the SELECT that reads source is not found"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql: str, why: str) -> None:
+def test_sql_that_cannot_be_rewritten_is_reported_in_one_line(spark: Any, rows: Any, sql: str, why: str) -> None:
     spec = pipeline_with(sql)
     with pytest.raises(
         StartError, match='late_data = "dlq" requires the hidden column "_origin" in the result'
@@ -170,7 +170,7 @@ def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql
     assert "\n" not in text
 
 
-def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
+def test_source_column_named_origin_is_rejected(spark: Any, rows: Any) -> None:
     taken = rows.selectExpr("*", "1 AS _Origin")
     with pytest.raises(StartError, match='source "in" has a column "_origin", but late_data = "dlq" stores'):
         sql_analysis.add_origin_to_sql(spark, pipeline_with(None), IN, taken)
@@ -180,11 +180,11 @@ def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
     ("sql", "selects_it"),
     [("SELECT _ORIGIN FROM x", True), ("SELECT `_origin`", True), ("SELECT http_origin, _origins", False)],
 )
-def test_who_selects_it_is_left_alone(sql: str, selects_it: bool) -> None:
+def test_sql_that_mentions_the_origin_column_is_recognized(sql: str, selects_it: bool) -> None:
     assert row_origin_propagation.mentions_origin(sql) is selects_it
 
 
-# -- letters ---------------------------------------------------------------------------------------------------------
+# -- dead letters ----------------------------------------------------------------------------------------------------
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tumbling": {},
@@ -203,7 +203,7 @@ START_S = 1_700_000_000  # 20 s after a full minute
 
 
 def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """Return late letters by the second of their event."""
+    """Return late dead letters by the second of the event."""
     late = frame.filter(LETTERS).with_columns(pl.col("event_time", "watermark").dt.epoch("us"))
     letters = {(r["event_time"] // 1_000_000 - START_S): r for r in late.to_dicts()}
     assert len(letters) == late.height, "one letter per row"
@@ -212,7 +212,7 @@ def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", select_cases(["session", "hopping", "tumbling"]))
-def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -> None:
+def test_late_records_are_stored_with_original_bytes_and_metadata(runner: Runner, topic: Make, kind: str) -> None:
     stream = topic(1)
     sql = "SELECT upper(user) AS user, amount, _event_ts FROM source WHERE amount > 0"
     settings = {
@@ -228,7 +228,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         stream.send(
             f'{{"user":  "a", "amount": {n + 1}}}'.encode(), second=second, key=f"k{n}", headers=[("h", bytes([n]))]
         )
-    stream.send({"user": "a", "amount": 0}, second=-30)  # late, but the SQL filters it: no letter
+    stream.send({"user": "a", "amount": 0}, second=-30)  # late, but filtered by the SQL: no dead letter
     runner.run(**settings)
     counters = runner.statuses[-1].counters
     frame = pl.read_parquet(runner.home / "letters" / "*.parquet")
@@ -255,9 +255,11 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         assert starts == ([] if first is None else [first + 20 * k for k in range(count)])
 
 
-@exhaustive(beside="test_late_rows.py::test_late_records_keep_their_bytes")
-def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:
-    """State, results and letters are in one database. A row that is late for some of its hopping windows counts in the others."""
+@exhaustive(beside="test_late_rows.py::test_late_records_are_stored_with_original_bytes_and_metadata")
+def test_late_and_bad_records_are_stored_as_dead_letters_in_postgres(
+    runner: Runner, topic: Make, postgres: Any
+) -> None:
+    """Use one database. A row that is late for some of its hopping windows counts in the other windows."""
     stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
     settings = {
         "source": stream.source(),
@@ -294,10 +296,10 @@ def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Ma
 
 
 @pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
-def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:
-    """The second partition is silent until the watermark passes it. Its old row is late with the cause idle.
+def test_late_row_of_an_idle_partition_has_the_cause_idle(runner: Runner, topic: Make, kind: str) -> None:
+    """Send an old row to the second partition after the watermark has passed this partition.
 
-    The first one keeps talking: were both silent at once, nothing would move the watermark.
+    The first partition stays active, because the watermark does not move while both partitions are idle.
     """
     stream, stop = topic(2), threading.Event()
 
@@ -333,8 +335,8 @@ def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, k
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
-def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: str) -> None:
-    """The slower of two sources is named as the one that holds the watermark. A row that a lookup doubles has two letters."""
+def test_late_file_row_is_stored_as_json_once_per_lookup_match(runner: Runner, kind: str) -> None:
+    """The slower source is named as the holder of the watermark. A row with two lookup matches has two dead letters."""
     pl.DataFrame({"user": ["a", "a", "b"], "team": ["red", "blue", "red"]}).write_parquet(runner.home / "users.parquet")
     shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,
                           "max_groups_per_window": 99}, "session": {}}[kind]  # fmt: skip
@@ -373,7 +375,7 @@ STEPS = ["ingest.after", "commit.before", "commit.after", "write.after", "note.a
         ]
     ),
 )
-def test_dying_at_a_named_step_loses_and_doubles_no_letter(
+def test_crash_at_a_named_step_loses_and_duplicates_no_dead_letter(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.support.crashes import CrashOnce
@@ -398,10 +400,8 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
     assert runner.statuses[-1].counters.letters == {"late": 1}
 
 
-def test_input_that_changes_between_the_two_looks_stops_the_epoch(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tumbling windows read the batch again for their letters. An epoch that misses a letter must not be committed."""
+def test_epoch_fails_when_the_input_changes_between_two_reads(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tumbling windows read the batch again for dead letters. An epoch that lacks a dead letter is not committed."""
     for n, second in enumerate((300, 0)):
         runner.write(f"{n}.jsonl", events(second, second + 1))
     shape = {
@@ -426,8 +426,9 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
     assert pl.read_parquet(runner.home / "letters" / "*.parquet").height == 1
 
 
+@exhaustive(beside="test_late_rows.py::test_late_records_are_stored_with_original_bytes_and_metadata")
 @pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
-def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
+def test_new_watermark_does_not_compile_new_code(runner: Runner, kind: str) -> None:
     """The watermark is not a literal in the plans of Spark, so later epochs run code that is already compiled."""
     for n in range(7):
         runner.write(f"{n}.jsonl", events(1000 * n + 999, 1000 * n + 1000) + events(1000 * n - 1000, 1000 * n - 999))
@@ -447,9 +448,9 @@ def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
     assert compiled[2] == compiled[-1]
 
 
-@exhaustive(beside="test_time_limits.py::test_rows_outside_of_the_years_1_to_9999_are_bad")
+@exhaustive(beside="test_time_limits.py::test_rows_outside_the_years_1_to_9999_are_bad")
 def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> None:
-    """At the limits of 64 bits a late row would break the counters, and no target can store it."""
+    """A late row at the limits of 64 bits would break the counters, and a target cannot store the time."""
     schema, column = "user STRING, t BIGINT", {"event_time_column": "t", "event_time_unit": "us"}
     for n, times in enumerate(([5_000_000], [90_000_000], [-(2**63), 2**63 - 1, -62_135_596_800_000_001, 6_000_000])):
         runner.write(f"{n}.jsonl", [{"user": "a", "t": t} for t in times])
@@ -469,7 +470,7 @@ def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> No
 
 @pytest.mark.parametrize("kind", ["session", "tumbling"])
 def test_why_shows_the_late_rows_and_the_last_results_of_a_key(runner: Runner, kind: str) -> None:
-    """The key comes from the output of the SQL. The record itself does not have it."""
+    """Use a key of the SQL output that the record does not contain."""
     late = {"user": "B", "t": "2024-03-01T09:00:00Z"}
     runner.write("0.jsonl", [{"user": u, "t": "2024-03-01T10:00:00Z"} for u in ("A", "B")])
     runner.write("1.jsonl", [late, late])

@@ -65,7 +65,7 @@ def iso_time(clock: str) -> str:
 BATCHES: list[list[Any]] = [
     [
         {"user": "u1", "kind": "click", "amount": 1.5, "ts": iso_time("09:00")},
-        {"user": "u2", "kind": "view", "amount": 9.0, "ts": iso_time("09:01")},  # the SQL filters it, its time counts
+        {"user": "u2", "kind": "view", "amount": 9.0, "ts": iso_time("09:01")},  # the SQL drops it, but its time counts
         {"user": "u1", "kind": "CLICK", "amount": 2.0, "ts": iso_time("09:05")},
         "not json",
         {"user": "u3", "kind": "click", "amount": 1.0, "ts": "10:15"},  # not a time, so undecodable
@@ -114,7 +114,7 @@ def letters_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         ]
     ),
 )
-def test_the_same_as_a_real_run(spark: Any, tmp_path: Path, window: sw.Window, sql: str | None) -> None:
+def test_local_pipeline_matches_a_real_run(spark: Any, tmp_path: Path, window: sw.Window, sql: str | None) -> None:
     pipeline = files_pipeline(tmp_path, window, sql)
     run_for_real(spark, pipeline, tmp_path, BATCHES)
     with LocalPipeline(pipeline, session=spark) as test:
@@ -130,7 +130,7 @@ def test_the_same_as_a_real_run(spark: Any, tmp_path: Path, window: sw.Window, s
     assert {r["reason"] for r in real} == {"undecodable", "no event time", "late"}
 
 
-def test_late_and_bad_rows_are_heard_whatever_becomes_of_them(spark: Any, tmp_path: Path) -> None:
+def test_late_and_bad_rows_are_captured_even_if_dropped(spark: Any, tmp_path: Path) -> None:
     pipeline = files_pipeline(tmp_path, session_window(), SQL, on_error="drop")
     with LocalPipeline(pipeline, session=spark) as test:
         for rows in BATCHES:
@@ -146,7 +146,7 @@ def test_late_and_bad_rows_are_heard_whatever_becomes_of_them(spark: Any, tmp_pa
     assert result.counters.late == {"lateness": 1}
 
 
-def test_a_letter_is_replayed_by_the_decoder_of_its_source(spark: Any, tmp_path: Path) -> None:
+def test_dead_letter_is_replayed_through_the_decoder_of_its_source(spark: Any, tmp_path: Path) -> None:
     lake = {"lake": sw.FilesConnection(), "tables": sw.DeltaConnection()}
     merged = sw.Target(connection="tables", path=str(tmp_path / "table"))
     pipeline = files_pipeline(tmp_path, session_window(late_data="dlq"), SQL, target=merged, connections=lake)
@@ -159,7 +159,7 @@ def test_a_letter_is_replayed_by_the_decoder_of_its_source(spark: Any, tmp_path:
     assert frame["n"].to_list() == [2, 1, 1]
 
 
-def test_sql_that_carries_no_hidden_column_is_run_batch_by_batch(spark: Any, tmp_path: Path) -> None:
+def test_sql_without_hidden_columns_runs_batch_by_batch(spark: Any, tmp_path: Path) -> None:
     sql = "SELECT user, amount, _event_ts FROM source UNION ALL SELECT kind AS user, amount, _event_ts FROM source"
     sql = f"WITH u AS ({sql}) SELECT u.* FROM u"
     window = session_window(late_data="standalone", emit_metadata=True)
@@ -195,7 +195,7 @@ def topic(name: str, schema: str) -> sw.Source:
     return sw.Source(name=name, connection="bus", query=name, payload_format="json", schema=schema)
 
 
-def test_a_join_of_two_topics_then_a_window_with_sql_of_its_own(spark: Any) -> None:
+def test_join_of_two_topics_feeds_a_window_with_separate_sql(spark: Any) -> None:
     join = sw.Join(
         kind="inner",
         left_source="orders",
@@ -246,7 +246,7 @@ def test_a_join_of_two_topics_then_a_window_with_sql_of_its_own(spark: Any) -> N
     assert (row["shop"], row["n"], row["doubled"]) == ("a", 1, 500.0)
 
 
-def test_partitions_of_a_topic_have_watermarks_of_their_own(spark: Any) -> None:
+def test_each_topic_partition_has_a_separate_watermark(spark: Any) -> None:
     pipeline = sw.pipeline(
         name="parts",
         on_error="drop",
@@ -283,7 +283,7 @@ def test_partitions_of_a_topic_have_watermarks_of_their_own(spark: Any) -> None:
     )
 
 
-def test_processing_time_is_the_virtual_clock(spark: Any, tmp_path: Path) -> None:
+def test_processing_time_follows_the_virtual_clock(spark: Any, tmp_path: Path) -> None:
     window = session_window(
         time_mode="processing", event_time_column="_event_ts", idle_close_ms="10m", source_idleness_ms="1m"
     )
@@ -296,7 +296,7 @@ def test_processing_time_is_the_virtual_clock(spark: Any, tmp_path: Path) -> Non
         assert [r["window_start"] - start for r in test.result().rows] == [0]
 
 
-def test_a_row_that_does_not_fit_is_named(spark: Any, tmp_path: Path) -> None:
+def test_unknown_column_in_a_row_is_reported_with_nearest_name(spark: Any, tmp_path: Path) -> None:
     with (
         LocalPipeline(files_pipeline(tmp_path, session_window(), SQL), session=spark) as test,
         pytest.raises(
@@ -307,7 +307,7 @@ def test_a_row_that_does_not_fit_is_named(spark: Any, tmp_path: Path) -> None:
         test.pipe([{"usr": "u1", "ts": iso_time("09:00")}])
 
 
-def test_wrong_sql_is_told_at_once(spark: Any, tmp_path: Path) -> None:
+def test_invalid_sql_is_reported_when_the_pipeline_is_created(spark: Any, tmp_path: Path) -> None:
     pipeline = files_pipeline(tmp_path, session_window(), "SELECT usr, _event_ts FROM source")
     with pytest.raises(sw.SlackwaterError, match=r"transform\.sql: .*usr"):
         LocalPipeline(pipeline, session=spark)

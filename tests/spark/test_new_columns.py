@@ -1,5 +1,7 @@
-"""New columns in source tables of a running pipeline, also with crashes. Rows of SQL and pairs of a join have them in every target.
-Rows read before the change have NULL there, as the batch answer says."""
+"""New columns in source tables of a running pipeline, with and without crashes.
+
+Rows of SQL and pairs of a join have these columns in every target. Rows read before the change have NULL in them.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,7 @@ class Story:
         return [sorted(frame.select(columns).rows(), key=str) for frame in (lake, files)]
 
     def answer(self) -> tuple[Pairs, Pairs]:
-        """Compute the rows of the left table and the pairs by a loop."""
+        """Compute the rows of the left table and the pairs with a loop."""
         left, right = self.written
 
         def values(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -193,7 +195,7 @@ def make_story(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -
         2,
     ),
 )
-def test_a_column_comes_after_every_death(
+def test_new_columns_are_added_after_a_crash_at_any_step(
     kind: str,
     store: str,
     lake: str,
@@ -203,7 +205,7 @@ def test_a_column_comes_after_every_death(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Stored rows, an unpublished epoch and targets that already have the column: NULL before the change, the value after it."""
+    """Add a column after each crash. Rows read before the change have NULL in it, and later rows have a value."""
     story = make_story(kind, store, lake)
     story.append()
     story.run(spark)
@@ -239,14 +241,14 @@ def test_a_column_comes_after_every_death(
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return what `plan` prints about columns, without its verdict."""
+    """Return the lines of `plan` about columns, without their verdicts."""
     capsys.readouterr()
     assert command(monkeypatch, "plan", "grows.toml") == 0
     return [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "columns: " in line]
 
 
-def test_a_run_goes_on_by_itself_with_a_column_that_comes(make_story: Callable[..., Story], spark: Any) -> None:
-    """The run goes on in its process and its Spark session: it commits what it read, then binds everything again."""
+def test_run_restarts_itself_with_new_columns(make_story: Callable[..., Story], spark: Any) -> None:
+    """The run stays in its process and Spark session. It commits the rows it has read and binds its sources again."""
     story = make_story("delta", "files", "iceberg")
     story.append()
     lines: list[str] = []
@@ -279,8 +281,8 @@ def test_a_run_goes_on_by_itself_with_a_column_that_comes(make_story: Callable[.
     story.check()
 
 
-@exhaustive(beside="test_new_columns.py::test_a_run_goes_on_by_itself_with_a_column_that_comes")
-def test_a_column_that_came_and_went_ends_the_run_in_a_line(make_story: Callable[..., Story], spark: Any) -> None:
+@exhaustive(beside="test_new_columns.py::test_run_restarts_itself_with_new_columns")
+def test_run_fails_with_advice_if_a_new_column_was_dropped_again(make_story: Callable[..., Story], spark: Any) -> None:
     story = make_story("iceberg", "files", "delta")
     story.append()
     story.run(spark)

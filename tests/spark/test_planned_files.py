@@ -1,4 +1,4 @@
-"""Slackwater's planner finds the files that a file stream of Spark finds, whatever they and their folders are called."""
+"""Slackwater's planner lists the same files as Spark's file stream, for all names of files and folders."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TABLE = ["in/day=1/a.json", "in/day=2/b.json", "in/c.json", "in/day=4/_temporary
         keep=6,
     ),
 )
-def test_the_same_files_in_the_same_order(
+def test_planner_lists_the_same_files_as_spark_in_the_same_order(
     spark: Any, tmp_path: Path, existing_files: Sequence[str], query: str, options: dict[str, str]
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -129,7 +129,7 @@ def answer(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def inputs() -> Iterator[Path]:
-    """Return the folder from which the stored state read its files. Its address is part of the state."""
+    """Return the folder from which the stored state read its files. Its path is part of the state."""
     home = Path("/tmp/slackwater-planned-by-spark")
     home.mkdir()  # a parallel run of this test must not lose its files
     (home / "in").mkdir()
@@ -137,14 +137,14 @@ def inputs() -> Iterator[Path]:
     shutil.rmtree(home)
 
 
-@exhaustive(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
-def test_a_state_whose_epochs_spark_planned_goes_on(runner: Runner, inputs: Path) -> None:
-    """It was killed in epoch 2: Spark's checkpoint records that the third file was read, but no commit does.
+@exhaustive(beside="test_planned_files.py::test_state_continues_when_the_planner_changes")
+def test_state_with_epochs_planned_by_spark_continues(runner: Runner, inputs: Path) -> None:
+    """Spark's checkpoint records the third file, but no commit does, because the run was killed in epoch 2.
 
-    Made by the last version that always had a streaming query, with 4 files of which two were committed.
+    The last version that always used a streaming query wrote this state. It committed two of its 4 files.
     """
     shutil.copytree(KEPT, runner.home / "state" / "test")
-    for n in range(5):  # the last one came later
+    for n in range(5):  # the last file arrives later
         rows = [{"user": f"u{i % 3}", "x": n * 10 + i, "at": 1_700_000_000 + n * 8 + i} for i in range(8)]
         path = inputs / f"{n} of 5.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -160,8 +160,8 @@ def test_a_state_whose_epochs_spark_planned_goes_on(runner: Runner, inputs: Path
     assert results == answer(runner.output("whole"))
 
 
-def test_planners_follow_each_other_on_one_state(runner: Runner) -> None:
-    """Slackwater plans, then Spark by an option, then Slackwater: no file is lost or read twice."""
+def test_state_continues_when_the_planner_changes(runner: Runner) -> None:
+    """Slackwater plans first, then Spark (by an option), then Slackwater again. No file is lost or read twice."""
     rows = [[{"user": "a", "x": n, "at": 1_700_000_000 + n * 8 + i} for i in range(8)] for n in range(6)]
     for n in range(6):
         runner.write(f"{n} [x].jsonl", rows[n])
@@ -182,8 +182,8 @@ def planned_by_spark(spark: Any, source: FilesSource, checkpoint: Path) -> list[
     return [(e.path, e.timestamp) for n in batches for e in files_source.batch_files(checkpoint, 0, n)]
 
 
-def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runner: Runner) -> None:
-    """The connector of `tests/support/ticks_connector.py` reads each number once, four per epoch, over two runs. The first ends in the middle."""
+def test_custom_connector_resumes_at_its_committed_offsets(runner: Runner) -> None:
+    """The connector of `ticks_connector.py` reads each number once in two runs. The first run ends in the middle."""
     window = sw.Window(
         kind="tumbling",
         duration_ms="5s",

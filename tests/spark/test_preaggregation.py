@@ -1,10 +1,11 @@
-"""Tumbling and hopping windows have the same results, whether Spark aggregates rows before the shuffle or the shard after it."""
+"""Pre-aggregation does not change the results of windows. Spark does it before the shuffle, or the shard after it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from tests.support.case_selection import select_cases
 from tests.support.events import SCHEMA, comparable, every_aggregation, iso, sample, window
 from tests.support.runner import Runner
 
@@ -28,7 +29,7 @@ OPERATOR = bind_window(
 
 
 def reports(*shards: tuple[int, int]) -> list[IngestReport]:
-    """Return the rows of each shard and the panes into which they were aggregated."""
+    """Build reports from the numbers of rows and panes of each shard."""
     return [IngestReport(shard=n, segments=(), rows=rows, panes=panes) for n, (rows, panes) in enumerate(shards)]
 
 
@@ -39,14 +40,12 @@ def reports(*shards: tuple[int, int]) -> list[IngestReport]:
         ([(500 * MANY_ROWS_PER_PANE, 500), (500 * MANY_ROWS_PER_PANE, 500)], False),
         ([(500 * MANY_ROWS_PER_PANE - 1, 500), (500 * MANY_ROWS_PER_PANE, 500)], True),
         ([(700, 100), (300, 100)], True),
-        ([(800, 100), (200, 100)], False),  # a hot key keeps one of two shards waiting
+        ([(800, 100), (200, 100)], False),  # a hot key makes one of two shards slow
         ([(1000, 900), (10, 10), (10, 10)], False),
         ([(3, 3)], True),
     ],
 )
-def test_rows_are_folded_behind_the_shuffle_where_few_are_of_one_pane(
-    shards: list[tuple[int, int]], behind: bool
-) -> None:
+def test_preaggregation_is_disabled_if_panes_have_few_rows(shards: list[tuple[int, int]], behind: bool) -> None:
     folding = PreaggregationPolicy()
     assert folding.operator_for_epoch(OPERATOR) is OPERATOR, "of the first epoch nothing is known"
     folding.observe(reports(*shards))
@@ -59,9 +58,11 @@ def test_rows_are_folded_behind_the_shuffle_where_few_are_of_one_pane(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", ["tumbling", "hopping"])
-def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All aggregations, with late rows that become letters."""
+@pytest.mark.parametrize("kind", select_cases(["tumbling", "hopping"]))
+def test_results_are_equal_with_and_without_preaggregation(
+    runner: Runner, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run all aggregations, with late rows that become dead letters."""
     rows = sample()
     for n in range(4):
         late = [{**rows[n], "ts": iso(-600)}] if n else []

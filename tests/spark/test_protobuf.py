@@ -1,4 +1,4 @@
-"""Protobuf on Spark: columns of every type, versions in a registry, a file of messages, broken records."""
+"""Test Protobuf on Spark: columns of every type, schema versions in a registry, a schema file, and broken records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ message Types {
 
 
 @pytest.mark.matrix
-def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
+def test_protobuf_values_of_every_type_are_decoded_to_spark_columns(runner: Runner) -> None:
     path, most = runner.home / "types.proto", 2**64 - 1
     path.write_text(TYPES)
     spec = Source(name="s", connection="c", query="t", payload_format="protobuf", protobuf_schema_file=str(path))
@@ -78,7 +78,7 @@ def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
 
 
 @pytest.mark.matrix
-def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
+def test_protobuf_records_are_decoded_with_a_schema_file(runner: Runner, topic: Make) -> None:
     events = topic()
     events.send(
         encode_first({"user": "a", "amount": 1}),
@@ -98,7 +98,7 @@ def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
 
 
 class RegisteredPipeline:
-    """Versions of a subject: 7, and 9, which refers to another subject. `add` registers later ones."""
+    """Versions of a subject with the schema IDs 7 and 9. Schema 9 refers to another subject. `add` registers more."""
 
     def __init__(self) -> None:
         refers = {"name": "shop/note.proto", "subject": "note", "version": 1}
@@ -140,7 +140,7 @@ def sessions(runner: Runner, events: Topic, address: str) -> dict[str, Any]:
 
 
 def sent(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
-    """Send records of two versions and bad records. The version of the last one is registered later."""
+    """Send records of two schema versions and bad records. The schema of the last bad record is registered later."""
     row = {"user": "a", "amount": 1}
     events.send(encode_first(row, one), encode_second({**row, "note": {"text": "x"}, "kind": "LOOK"}, two), second=1)
     events.send(encode_first({**row, "amount": 2}, one), encode_first({**row, "amount": 4}, one), second=5)
@@ -158,7 +158,7 @@ def sent(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
     return bad
 
 
-def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
+def test_two_schema_versions_are_decoded_and_broken_records_become_dead_letters(
     runner: Runner, topic: Make, registry: str, registered: RegisteredPipeline
 ) -> None:
     events = topic()
@@ -183,8 +183,10 @@ def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
     assert count_rows(runner.run(**settings)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
 
 
-@exhaustive(beside="test_protobuf.py::test_sessions_of_two_versions_with_broken_records_as_dead_letters")
-def test_sessions_of_a_real_registry(runner: Runner, topic: Make, schema_registry: Any) -> None:
+@exhaustive(beside="test_protobuf.py::test_two_schema_versions_are_decoded_and_broken_records_become_dead_letters")
+def test_two_schema_versions_are_decoded_with_a_real_registry(
+    runner: Runner, topic: Make, schema_registry: Any
+) -> None:
     events = topic()
     schema_registry.register(f"{events.name}-note", NOTE, "PROTOBUF")
     subject, other = f"{events.name}-value", {"name": "shop/note.proto", "subject": f"{events.name}-note", "version": 1}
@@ -197,7 +199,7 @@ def test_sessions_of_a_real_registry(runner: Runner, topic: Make, schema_registr
     assert letters["value"].to_list() == bad
 
 
-def test_what_a_registry_has_and_no_message_can_be_is_told_in_a_line(
+def test_invalid_protobuf_schema_is_reported_in_one_line(
     runner: Runner, topic: Make, registry: str, registered: RegisteredPipeline
 ) -> None:
     events = topic()

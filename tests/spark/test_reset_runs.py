@@ -1,4 +1,4 @@
-"""After a reset, sources continue at the new offsets and windows stay, on Spark with a real broker and real files."""
+"""Resets on Spark with a real broker and files: sources continue at the new offsets and open windows remain."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def reset(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return captured.out
 
 
-@exhaustive(beside="test_reset.py::test_offsets_of_partitions_and_files_are_set_and_nothing_else")
-def test_kafka_is_read_from_where_the_broker_says(
+@exhaustive(beside="test_reset.py::test_reset_sets_only_offsets_of_partitions_and_files")
+def test_reset_of_kafka_offsets_rereads_and_skips_records(
     runner: Runner,
     topic: Make,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Records from a time on are read again and count twice in the open window. Then three records are skipped."""
+    """Records from a timestamp on are read again and count twice in the open window. Then three records are skipped."""
     events = topic(2)
     for second in (1, 2, 3, 4):
         events.send({"user": "a", "amount": second}, second=second)
@@ -74,7 +74,7 @@ def test_kafka_is_read_from_where_the_broker_says(
     file = runner.home / "p.toml"
     file.write_text(CONFIG.format(address=events.broker.address, topic=events.name, state=runner.home / "state"))
     text = reset(monkeypatch, capsys, str(file), "--offsets", "events=2023-11-14T22:13:23Z")
-    assert START_MS + 3000 == 1_700_000_003_000  # is that time
+    assert START_MS + 3000 == 1_700_000_003_000  # equals the timestamp of the reset
     lines = [line.split() for line in text.splitlines()]
     assert ["events", f"{events.name}-0", "4", "2", "2", "again"] in lines
     assert ["events", f"{events.name}-1", "1", "0", "1", "again"] in lines
@@ -90,7 +90,7 @@ def test_kafka_is_read_from_where_the_broker_says(
 
 
 @pytest.mark.parametrize("kind", select_cases(["postgres", "files"]))
-def test_files_are_read_again(
+def test_reset_to_earliest_rereads_files(
     kind: str,
     runner: Runner,
     request: pytest.FixtureRequest,

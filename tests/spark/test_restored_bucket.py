@@ -1,4 +1,4 @@
-"""State and results in a bucket: a state that is lost or restored from a copy is refused, and each way out gives every row once."""
+"""State and results in a bucket: a lost or older state is rejected, and every remedy gives each row once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.case_selection import exhaustive
 from tests.support.restartable_pipeline import RestartablePipeline
 from tests.support.servers.object_store import S3
 
@@ -62,7 +63,7 @@ def refused(one: BucketContinued, *words: str) -> None:
     assert one.rows() == rows and [f for f in one.state_files() if not f.endswith(("/lock", "/runs"))] == files
 
 
-def test_an_older_copy_is_refused_and_the_newer_state_goes_on(one: BucketContinued) -> None:
+def test_older_state_copy_is_rejected_and_the_newer_state_continues(one: BucketContinued) -> None:
     one.restore_state("older")
     one.add(6, 7)
     refused(one, "older copy", "restore the newer state", "--put-aside-output")
@@ -71,7 +72,8 @@ def test_an_older_copy_is_refused_and_the_newer_state_goes_on(one: BucketContinu
     assert one.rows() == one.expected
 
 
-def test_files_newer_than_an_older_copy_are_moved_away_in_a_bucket(one: BucketContinued) -> None:
+@exhaustive(beside="test_restored_bucket.py::test_older_state_copy_is_rejected_and_the_newer_state_continues")
+def test_start_from_an_older_copy_moves_newer_output_files_away(one: BucketContinued) -> None:
     one.restore_state("older")
     one.add(6, 7)
     refused(one, "--put-aside-output")
@@ -81,7 +83,8 @@ def test_files_newer_than_an_older_copy_are_moved_away_in_a_bucket(one: BucketCo
     assert one.rows() == one.expected
 
 
-def test_a_state_that_is_gone_from_a_bucket_is_refused(one: BucketContinued) -> None:
+@exhaustive(beside="test_restored_bucket.py::test_older_state_copy_is_rejected_and_the_newer_state_continues")
+def test_missing_state_next_to_existing_output_is_rejected(one: BucketContinued) -> None:
     one.restore_state("none")
     one.add(6)
     refused(one, "of another state", "--put-aside-output")

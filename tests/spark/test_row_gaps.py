@@ -51,10 +51,10 @@ def counts(frame: pl.DataFrame) -> list[int]:
         keep=2,
     ),
 )
-def test_an_expression_over_the_row(runner: Runner, gap: str) -> None:
+def test_session_gap_is_an_expression_over_the_row(runner: Runner, gap: str) -> None:
     """
-    0 click ─10─▶ 10      20 video ──────60──────▶ 80     85 click
-    click at 20 is 20 after the first: apart        click at 75 lies within the video's 60
+    0 click ─10─▶ 10      20 video ──────60──────▶ 80     86 click ─10─▶ 96
+    video at 20 starts a new session        click at 75 lies within the gap of the video
     """
     video = {"kind": "video", "ms": 60_000, "text": "1 minute"}
     runner.write("1.jsonl", [row_at(0), row_at(20, **video), row_at(75), row_at(86)])
@@ -65,7 +65,7 @@ def test_an_expression_over_the_row(runner: Runner, gap: str) -> None:
     assert ends == [10, 85, 96, 210]
 
 
-def test_the_gap_may_come_from_a_lookup(runner: Runner) -> None:
+def test_session_gap_may_come_from_a_lookup(runner: Runner) -> None:
     pl.DataFrame({"kind": ["click", "video"], "gap": [10_000, 60_000]}).write_parquet(runner.home / "gaps.parquet")
     runner.write("1.jsonl", [row_at(0), row_at(20, "video"), row_at(75), row_at(86)])
     frame = runner.run(
@@ -90,7 +90,7 @@ def test_rows_without_a_usable_gap_are_bad_rows(runner: Runner) -> None:
     assert (counts(frame), runner.statuses[-1].counters.rows_bad) == ([1], 4)
 
 
-def test_their_letters_hold_what_came(runner: Runner) -> None:
+def test_dead_letters_of_rows_without_a_gap_contain_the_original_values(runner: Runner) -> None:
     runner.write("1.jsonl", [*BAD, row_at(4, ms=299_999)])
     frame = runner.run(
         source=runner.source(SCHEMA),
@@ -130,14 +130,14 @@ def test_their_letters_hold_what_came(runner: Runner) -> None:
         ),
     ],
 )
-def test_what_is_no_gap_is_said_at_start(runner: Runner, gap: str, said: str) -> None:
+def test_invalid_gap_expression_is_reported_at_start(runner: Runner, gap: str, said: str) -> None:
     runner.write("1.jsonl", [row_at(0)])
     with pytest.raises(StartError, match=said):
         runner.run(source=runner.source(SCHEMA), window=sessions(gap))
 
 
 @pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
-def test_late_rows_come_out_by_themselves(runner: Runner, kind: str) -> None:
+def test_late_rows_are_emitted_as_separate_results(runner: Runner, kind: str) -> None:
     shape: dict[str, Any] = (
         {"kind": "session", "gap_ms": "10s", "max_session_duration_ms": "5m"}
         if kind == "session"
@@ -163,7 +163,7 @@ def test_late_rows_come_out_by_themselves(runner: Runner, kind: str) -> None:
 @pytest.mark.parametrize(
     "time", ["timestamp_millis(CAST(1000 * rand() AS BIGINT))", "current_timestamp()", "ts + INTERVAL 1 HOUR"]
 )
-def test_an_event_time_expression_uses_only_its_row(runner: Runner, time: str) -> None:
+def test_event_time_expression_must_be_row_wise(runner: Runner, time: str) -> None:
     """An event time expression may only use its own row: a start refuses random values and the clock."""
     runner.write("1.jsonl", [row_at(0)])
     window = sessions("10s").model_copy(update={"event_time_column": time})

@@ -1,4 +1,4 @@
-"""No secret of a config appears in anything that a real run writes, prints or serves, also when it fails."""
+"""Secrets of a config do not appear in files, output or responses of a real run, also if the run fails."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def ran(spark: Any, home: Path, cast: str, said: list[str]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
-def test_no_secret_leaves_a_run(
+def test_run_does_not_expose_secrets_in_files_logs_or_responses(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     token, rows = SECRETS["API_TOKEN"], ""

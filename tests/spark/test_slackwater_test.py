@@ -98,12 +98,12 @@ def outcome_of(file: Path, spark: Any) -> CaseResult:
     return LoadedCase.read(file).run(spark)
 
 
-def test_a_file_runs_with_crash_restart_and_files(spark: Any, home: Path, capsys: Any) -> None:
+def test_file_with_crash_restart_and_files_steps_passes(spark: Any, home: Path, capsys: Any) -> None:
     assert run_path(home) == 0
     assert re.search(r"ok +\S+tests/clicks\.toml \(\d+\.\d\d s\)\n1 passed in", capsys.readouterr().out)
 
 
-def test_a_difference_is_shown_and_update_rewrites_it(spark: Any, home: Path, capsys: Any) -> None:
+def test_difference_is_printed_and_update_rewrites_expectation(spark: Any, home: Path, capsys: Any) -> None:
     file = home / "tests" / "clicks.toml"
     wrong = TEST.replace("clicks = 2", "clicks = 7").replace('late = [{ user_id = "u2" }]', "late = []")
     file.write_text(wrong)
@@ -117,7 +117,7 @@ def test_a_difference_is_shown_and_update_rewrites_it(spark: Any, home: Path, ca
     assert run_path(file) == 0
 
 
-def test_a_pipeline_that_stops_is_told_or_expected(spark: Any, home: Path, capsys: Any) -> None:
+def test_stopped_pipeline_is_reported_unless_expected(spark: Any, home: Path, capsys: Any) -> None:
     (home / "clicks.toml").write_text(PIPELINE.replace('"drop"', '"fail"'))
     assert run_path(home) == 1
     assert re.search(r"  the pipeline stopped: .*undecodable: not json", capsys.readouterr().out)
@@ -125,14 +125,14 @@ def test_a_pipeline_that_stops_is_told_or_expected(spark: Any, home: Path, capsy
     assert run_path(home) == 0
 
 
-def test_wrong_tests_do_not_keep_the_others_from_running(spark: Any, home: Path, capsys: Any) -> None:
+def test_invalid_test_file_does_not_stop_other_test_files(spark: Any, home: Path, capsys: Any) -> None:
     (home / "tests" / "broken.toml").write_text('pipeline = "../clicks.toml"\n[[steps]]\nrowz = []\n')
     assert run_path(home) == 2
     said = capsys.readouterr().out
     assert 'steps[0].rowz: unknown key; did you mean "rows"?' in said and "1 passed, 1 wrong in" in said
 
 
-def test_a_join_then_a_window_of_topics(spark: Any, tmp_path: Path) -> None:
+def test_join_followed_by_window_over_topics_passes(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "shops.toml").write_text(
         """
@@ -201,7 +201,7 @@ bad = [{ _reason = "undecodable" }]
     assert outcome_of(file, spark).lines() == []
 
 
-def test_the_example_of_the_page(spark: Any, tmp_path: Path) -> None:
+def test_example_of_testing_page_passes(spark: Any, tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "tests").mkdir()
     (tmp_path / "sessions.toml").write_text((root / "examples" / "sessions" / "sessions.toml").read_text())
@@ -210,7 +210,7 @@ def test_the_example_of_the_page(spark: Any, tmp_path: Path) -> None:
     assert outcome_of(file, spark).lines() == []
 
 
-def test_pytest_runs_the_same_files(spark: Any, home: Path) -> None:
+def test_pytest_plugin_runs_test_files(spark: Any, home: Path) -> None:
     import pytest as inner
 
     class Seen:
@@ -250,7 +250,7 @@ def test_pytest_runs_the_same_files(spark: Any, home: Path) -> None:
     assert "clicks: expected 7, found 2" in failed.longreprtext and "Traceback" not in failed.longreprtext
 
 
-# -- what init writes
+# -- configs written by init
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -306,7 +306,7 @@ def sample(name: str, home: Path) -> dict[str, Any]:
         keep=3,
     ),
 )
-def test_what_init_writes_passes_its_test_at_once(spark: Any, tmp_path: Path, capsys: Any, name: str) -> None:
+def test_config_written_by_init_passes_generated_test(spark: Any, tmp_path: Path, capsys: Any, name: str) -> None:
     write_first_config(InitOptions(tmp_path / "first.toml", **sample(name, tmp_path)))
     said = capsys.readouterr().out
     assert "a test with" in said, said
@@ -394,7 +394,8 @@ visits = [  # what hours reads
 """
 
 
-def test_what_each_target_and_stage_gets(spark: Any, tmp_path: Path, capsys: Any) -> None:
+@exhaustive(beside="test_slackwater_test.py::test_file_with_crash_restart_and_files_steps_passes")
+def test_rows_of_each_target_and_stage_are_compared(spark: Any, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "busy.toml").write_text(STAGES)
     file = tmp_path / "tests" / "busy.toml"
@@ -413,9 +414,9 @@ def test_what_each_target_and_stage_gets(spark: Any, tmp_path: Path, capsys: Any
     assert "# what hours reads" in file.read_text()
 
 
-@exhaustive(beside="test_slackwater_test.py::test_a_file_runs_with_crash_restart_and_files")
-def test_the_command_as_people_use_it(home: Path) -> None:
-    """Run `slackwater test` in its own process, from the folder of the config."""
+@exhaustive(beside="test_slackwater_test.py::test_file_with_crash_restart_and_files_steps_passes")
+def test_command_runs_tests_of_current_directory(home: Path) -> None:
+    """Run `slackwater test` in a subprocess, in the directory of the config."""
     done = subprocess.run(
         [sys.executable, "-m", "slackwater.cli.main", "test"], cwd=home, capture_output=True, text=True, timeout=600
     )

@@ -1,4 +1,4 @@
-"""SQL splits a stream of three kinds of events, and two joins put them together again: equal to plain loops.
+"""Split a stream of three kinds of events with SQL, join them again with two joins, and compare with plain loops.
 
 events ─┬▶ orders (SQL) ───┐
         ├▶ payments (SQL) ─┴▶ paid (join) ─┐
@@ -73,7 +73,7 @@ def answer(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", select_cases(range(6)))
-def test_one_stream_is_joined_with_itself_twice(spark: Any, seed: int) -> None:
+def test_stream_split_by_sql_and_joined_twice_matches_plain_loops(spark: Any, seed: int) -> None:
     rng, every = random.Random(seed), list[dict[str, Any]]()
     time_ms = 0
     with LocalPipeline(pipeline(), SCHEMA, session=spark, shards=rng.choice([1, 2]), capture_losses=False) as test:

@@ -1,10 +1,11 @@
-"""Random graphs with stateless stages, and with corrections of target rows, by seed, on Spark.
+"""Run random graphs with stateless stages and corrections of target rows on Spark.
 
 a ─▶ filter ─┬▶ window ─▶ filter ─▶ window ─▶ target (merge: late rows correct what it holds)
 b ─▶ filter ─┴▶ join ───▶ filter ───────────▶ target (append)
 
-Rows come late, runs die at kill points, shards change. Each stage that no late row can reach has to give the batch answer over what its
-inputs emitted. A window whose allowed lateness covers every late row has to hold the batch answer in its target after its corrections.
+Rows arrive late, runs crash at kill points, and the number of shards changes. Each stage that no late row can reach
+must give the batch result over the rows that its inputs emitted. A window whose allowed lateness covers every late row
+must have the batch result in its target after its corrections.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.spark
 SCHEMA = {"k": "string", "v": "bigint"}
 SOURCES = ("a", "b")
 FOREVER_MS = 1_000_000
-FILTERS: dict[str, Callable[[int | None], list[int | None]]] = {  # NULL comes from joins without a partner
+FILTERS: dict[str, Callable[[int | None], list[int | None]]] = {  # NULL comes from rows without a match in a join
     "SELECT k, v * 2 AS v, _event_ts FROM source WHERE v % 3 <> 1": lambda v: (
         [] if v is None or v % 3 == 1 else [v * 2]
     ),
@@ -60,7 +61,10 @@ def window(draw: random.Random, is_read: bool, lateness_ms: int) -> sw.Window:
 
 
 def graph(draw: random.Random, lateness_ms: int) -> list[sw.Stage]:
-    """Return three to six stages, at least one of them stateless. Each reads earlier stages, and the last one reads a stage."""
+    """Return three to six stages, at least one of them stateless.
+
+    Each stage reads sources or earlier stages, and the last stage reads a stage.
+    """
     count = draw.randrange(3, 7)
     kinds = ["filter", *(draw.choice(["filter", "window", "join"]) for _ in range(count - 1))]
     draw.shuffle(kinds)
@@ -103,7 +107,7 @@ def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
 
 
 def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], names: Sequence[str]) -> list[Row]:
-    """Return what a stage makes of all rows of its inputs at once."""
+    """Return the result of a stage over all rows of its inputs at once."""
     if stage.sql is None or stage.window is not None:
         return random_graphs.batch_answer(stage, inputs, names)
     rows = inputs[names[0]]
@@ -111,7 +115,7 @@ def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], names: Sequen
 
 
 def emitted(stage: sw.Stage, frame: Any) -> list[Row]:
-    """Return the rows of a stage's result, with the event time that they have for the next one."""
+    """Return the rows of a stage's result, with the event time that they have for the next stage."""
     if stage.window is not None or stage.join is not None:
         return random_graphs.emitted(stage, frame)
     return [{"k": r["k"], "v": r["v"], "ts": _us(r["_event_ts"])} for r in frame.to_dicts()]
@@ -124,7 +128,7 @@ def content(stage: sw.Stage, rows: Sequence[Row]) -> list[str]:
 
 
 def reaches_late_rows(stage: str, stages: Mapping[str, sw.Stage], inputs: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether rows of a source come to a stage without a stateful stage between them."""
+    """Return whether rows of a source reach a stage without passing a stateful stage."""
     for name in inputs[stage]:
         above = stages.get(name)
         if above is None or (above.window is None and above.join is None and reaches_late_rows(name, stages, inputs)):
@@ -133,7 +137,7 @@ def reaches_late_rows(stage: str, stages: Mapping[str, sw.Stage], inputs: Mappin
 
 
 @pytest.mark.parametrize("seed", select_cases(range(24), keep=2))
-def test_stages_give_the_batch_answer_over_their_inputs(spark: Any, seed: int) -> None:
+def test_stages_of_random_graphs_give_the_batch_result_of_their_inputs(spark: Any, seed: int) -> None:
     draw = random.Random(seed)
     is_late = draw.random() < 0.6
     stages = graph(draw, draw.choice([0, 10]) if is_late else 0)

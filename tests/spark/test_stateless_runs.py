@@ -1,4 +1,4 @@
-"""Pipelines of SQL alone on Spark: every row once despite crashes, dead letters, lookups, nested and unusual columns, grouped results."""
+"""SQL-only pipelines on Spark: each row once despite crashes, dead letters, lookups, nested columns, grouped rows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def events(count: int) -> list[dict[str, Any]]:
 
 
 def expected(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Compute the batch answer. Equal rows are counted."""
+    """Compute the batch result, including duplicate rows."""
     results = [
         (r["user"], r["page"].upper(), r["n"] + 1, COUNTRIES.get(r["user"])) for r in rows if r["page"] != "skip"
     ]
@@ -144,10 +144,10 @@ GOOD = [r for batch in BATCHES for r in batch if isinstance(r, dict) and not isi
         ),
     ],
 )  # fmt: skip
-def test_every_row_once_with_a_death_on_the_way(
+def test_every_row_is_emitted_once_despite_a_crash(
     spark: Any, postgres: Any, tmp_path: Path, state: str, target: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Epochs without output commit offsets, bad rows become letters, and the state stays empty."""
+    """Epochs without output commit offsets, bad rows become dead letters, and the state stays empty."""
     url = postgres.database(f"plain_{'files' if state == FILES else 'postgres'}_{step.replace('.', '_')}")
     monkeypatch.setenv("WAREHOUSE_URL", url)
     written(tmp_path, BATCHES)
@@ -175,7 +175,7 @@ def test_every_row_once_with_a_death_on_the_way(
 
 
 def _look_into_postgres(url: str) -> None:
-    """Check that the state table is empty and that commands over all tables find it."""
+    """Check that the state table is empty and that commands over all tables include it."""
     from slackwater.maintenance import state_sizes, verify_postgres_store
 
     store = PostgresStore(url, "public", "plain")
@@ -190,7 +190,9 @@ def _look_into_postgres(url: str) -> None:
         assert db.execute("SELECT count(*) FROM slackwater_state_copied").fetchone() == (0,)
 
 
-def test_purchases_as_the_page_has_them(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purchases_example_of_the_docs_gives_the_expected_rows(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "stages" / "sql-only.md").read_text()
     (text,) = [t for t in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if 'name = "purchases"' in t]
     monkeypatch.chdir(tmp_path)
@@ -213,9 +215,9 @@ def test_purchases_as_the_page_has_them(spark: Any, tmp_path: Path, monkeypatch:
     assert pl.read_parquet(letters)["value"].to_list() == [b"broken"]
 
 
-@exhaustive(beside="test_stateless_runs.py::test_dying_at_every_step_changes_nothing")
-def test_kill_9_on_the_way(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is killed in a worker and between commit and target, and started again, as users do it."""
+@exhaustive(beside="test_stateless_runs.py::test_crash_at_every_step_changes_neither_rows_nor_dead_letters")
+def test_every_row_is_written_once_after_kill_9(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill the process in a worker and between commit and target, and start it again from the command line."""
     url = postgres.database("plain_killed")
     monkeypatch.setenv("WAREHOUSE_URL", url)
     written(tmp_path, BATCHES)
@@ -257,8 +259,8 @@ def local(tmp_path: Path, sql: str, schema: str = SCHEMA, **more: Any) -> sw.Pip
     )
 
 
-def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None:
-    """The run dies at every named step and changes the number of shards. The table is the batch answer, and no letter is missing."""
+def test_crash_at_every_step_changes_neither_rows_nor_dead_letters(spark: Any, tmp_path: Path) -> None:
+    """Crash the run at every named step and change the number of shards. The rows equal the batch result."""
     from slackwater.testing.spark_row_preparation import InputRows, get_row_preparer
 
     pipeline = local(tmp_path, "SELECT user, page, n * 2 AS n FROM source WHERE page <> 'skip'")
@@ -288,7 +290,7 @@ EMPTY = {"id": 2}
 
 
 @pytest.mark.parametrize("form", select_cases(["parquet", "json", "csv"]))
-def test_nested_columns_in_files(runner: Runner, form: str) -> None:
+def test_nested_columns_are_written_to_files(runner: Runner, form: str) -> None:
     runner.write("0.jsonl", [ROW, EMPTY])
     source = sw.Source(connection=sw.FilesConnection(), query=str(runner.home / "in"), format="json", schema=NESTED)
     runner.run(source=source, transform_sql="SELECT * FROM source", target_format=form)
@@ -310,7 +312,7 @@ def test_nested_columns_in_files(runner: Runner, form: str) -> None:
     assert second == {"id": 2, "tags": None, "attrs": None, "at": None}
 
 
-def test_columns_called_as_internal_ones(spark: Any, tmp_path: Path) -> None:
+def test_columns_may_have_the_names_of_internal_columns(spark: Any, tmp_path: Path) -> None:
     names = [
         "__kh",
         "__ts",
@@ -346,7 +348,7 @@ def test_columns_called_as_internal_ones(spark: Any, tmp_path: Path) -> None:
         ("SELECT user, _event_ts FROM source", "_event_ts.* cannot be resolved"),
     ],
 )  # fmt: skip
-def test_what_a_start_refuses(spark: Any, tmp_path: Path, sql: str, said: str) -> None:
+def test_unsupported_sql_is_refused_at_start(spark: Any, tmp_path: Path, sql: str, said: str) -> None:
     written(tmp_path, [events(3)])
     pipeline = toml.load(config(tmp_path, sql=sql))
     with pytest.raises(StartError, match=said) as raised:
@@ -355,8 +357,8 @@ def test_what_a_start_refuses(spark: Any, tmp_path: Path, sql: str, said: str) -
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_rows_are_replayed(runner: Runner) -> None:
-    """Rows that the declared schema refused are replayed after the schema changes. Each comes out once."""
+def test_replay_emits_nothing_for_a_row_that_is_still_undecodable(runner: Runner) -> None:
+    """Replay with the same schema. The bad row stays a dead letter, and the output does not change."""
     written(runner.home, [[*events(4), '{"user":"u9","page":"a","n":9999999999}']])
     sw.run(toml.load(config(runner.home)), available_now=True, spark=runner.spark, on_notice=lambda a, b: None)
     before = in_files(runner.home)
@@ -414,8 +416,8 @@ GROUPED: list[tuple[str, set[str]]] = [
 
 
 @pytest.mark.parametrize(("sql", "forbidden"), GROUPED, ids=[sql for sql, _ in GROUPED])
-def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, forbidden: set[str]) -> None:
-    """Spark's analyser decides. `check` reports no problem that Spark accepts. Without groupable columns all of these are refused."""
+def test_sql_may_combine_only_rows_of_one_window(spark: Any, sql: str, forbidden: set[str]) -> None:
+    """Spark's analyser decides, and `check` refuses only what Spark refuses. Without window bounds, all are refused."""
     session = private_session(spark, 1)
     view = session.createDataFrame([], RESULTS)
     view.createOrReplaceTempView("source")
@@ -442,8 +444,8 @@ TOP = "SELECT user, n, window_start, row_number() OVER (PARTITION BY window_star
 
 
 @pytest.mark.parametrize("kind", select_cases(["tumbling", "hopping"]))
-def test_the_best_of_each_window(spark: Any, tmp_path: Path, kind: str) -> None:
-    """A rank among all keys of a window, over several epochs, with two crashes and a reshard."""
+def test_rows_are_ranked_within_each_window_across_epochs(spark: Any, tmp_path: Path, kind: str) -> None:
+    """Rank all keys of a window over several epochs, with two crashes and resharding."""
     shape: dict[str, Any] = {"duration_ms": 20} | ({"hop_ms": 10} if kind == "hopping" else {})
     window = sw.Window(
         kind=kind, **shape, group_by=["user"], max_groups_per_window=99, lateness_ms=15, event_time_column="ts",

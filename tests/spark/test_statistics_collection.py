@@ -1,4 +1,4 @@
-"""The source statistics of an epoch are the same whether they are observed within its job or computed in a separate job."""
+"""Check that observed source statistics of an epoch equal those of a separate job and those of Parquet footers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.case_selection import exhaustive
 from tests.support.events import simple
 from tests.support.runner import Runner
 
@@ -35,7 +36,7 @@ OUTSIDE: list[Seconds] = [[0, 1, 2], [10, 4e12, 12], [20, 21, None], [30]]
 
 
 def columnar(runner: Runner, epochs: Sequence[Seconds], kind: Any = None, declared: str = "TIMESTAMP") -> sw.Source:
-    """Write columnar files, one epoch each. `kind` is the type of the time column; a numeric type holds microseconds."""
+    """Write columnar files, one epoch each. `kind` is the type of the time column. Numbers are microseconds."""
     for n, seconds in enumerate(epochs):
         micros = [None if s is None else BEGIN_US + round(s * 1e6) for s in seconds]
         users = ["left" if s == 900 else "a" for s in seconds]
@@ -80,7 +81,10 @@ class Ways:
         return do
 
     def run(self, source: sw.Source, many: int, footers_tell: bool, **window: Any) -> tuple[Any, ...]:
-        """Return the results, the counters of each epoch, and the clock. `many` is the number of rows from which a separate job is used."""
+        """Return the results, the counters of each epoch, and the clock.
+
+        An epoch with at least `many` rows uses a separate job.
+        """
         self.seen.clear()
         self.patch.setattr(source_statistics, "MANY_ROWS", many)
         with self.patch.context() as patch:
@@ -108,7 +112,7 @@ def ways(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Ways:
 OBSERVED = source_statistics.MANY_ROWS
 
 
-def test_rows_of_files_by_columns_are_asked_beside_the_job(ways: Ways) -> None:
+def test_statistics_of_columnar_files_are_collected_in_a_separate_job(ways: Ways) -> None:
     source = columnar(ways.runner, FAR)
     observed = ways.run(source, OBSERVED, False)
     assert not ways.seen
@@ -120,8 +124,11 @@ def test_rows_of_files_by_columns_are_asked_beside_the_job(ways: Ways) -> None:
     assert observed[1][-1].rows_bad == 2
 
 
-def test_footers_know_of_rows_without_a_job(ways: Ways) -> None:
-    """The first epoch needs more statistics, because its rows are the first. So does the second, after a time too far ahead."""
+@exhaustive(
+    beside="test_statistics_collection.py::test_footer_statistics_equal_observed_statistics_for_every_time_type"
+)
+def test_parquet_footers_provide_statistics_without_a_job(ways: Ways) -> None:
+    """The first rows of a source, and a time too far ahead, need more statistics than footers have."""
     source = columnar(ways.runner, FAR)
     observed = ways.run(source, OBSERVED, False)
     assert ways.run(source, OBSERVED, True) == observed
@@ -140,7 +147,9 @@ def test_footers_know_of_rows_without_a_job(ways: Ways) -> None:
     ],
     ids=["times", "times in milliseconds without a zone", "numbers"],
 )
-def test_footers_know_what_spark_reads(ways: Ways, kind: Any, declared: str, unit: str | None) -> None:
+def test_footer_statistics_equal_observed_statistics_for_every_time_type(
+    ways: Ways, kind: Any, declared: str, unit: str | None
+) -> None:
     source = columnar(ways.runner, NEAR, kind, declared)
     ways.patch.setattr(first_rows_check, "ROWS", 1)
     more = {} if unit is None else {"event_time_unit": unit}
@@ -150,8 +159,8 @@ def test_footers_know_what_spark_reads(ways: Ways, kind: Any, declared: str, uni
     assert ways.seen == ["footers"] * 2
 
 
-def test_what_footers_know_is_emitted_in_the_pass_that_reads(ways: Ways) -> None:
-    """seconds 0 1 2 | 10 | 100 | 200      sessions with a gap of 20 s: one is over in the third epoch, one in the fourth"""
+def test_windows_due_by_footers_are_emitted_in_the_reading_pass(ways: Ways) -> None:
+    """seconds 0 1 2 | 10 | 100 | 200      gap of 20 s: a session closes in the third epoch, and one in the fourth"""
     source = columnar(ways.runner, [[0, 1, 2], [10], [100], [200]])
     ways.patch.setattr(first_rows_check, "ROWS", 1)
     ways.patch.setattr(SparkEngine, "emit", ways.noting("emit", SparkEngine.emit))
@@ -161,8 +170,8 @@ def test_what_footers_know_is_emitted_in_the_pass_that_reads(ways: Ways) -> None
     assert ways.seen == ["footers"] * 3 + ["emit"]
 
 
-def test_what_footers_do_not_know_is_found_in_the_rows(ways: Ways) -> None:
-    """A time outside the valid years makes a row bad. Only reading the rows shows the newest of the other times."""
+def test_statistics_missing_in_footers_are_collected_from_the_rows(ways: Ways) -> None:
+    """A time outside the valid years makes a row bad. Only the rows show the newest of the other times."""
     source = columnar(ways.runner, OUTSIDE, pl.Int64, "BIGINT")
     ways.patch.setattr(first_rows_check, "ROWS", 1)
     observed = ways.run(source, OBSERVED, False, event_time_unit="us")
@@ -172,14 +181,14 @@ def test_what_footers_do_not_know_is_found_in_the_rows(ways: Ways) -> None:
 
 
 @pytest.mark.parametrize("option", ["ignoreCorruptFiles", "ignoreMissingFiles"])
-def test_footers_are_not_asked_where_spark_may_leave_rows_out(ways: Ways, option: str) -> None:
+def test_footers_are_not_read_if_spark_may_skip_files(ways: Ways, option: str) -> None:
     source = columnar(ways.runner, NEAR)
     ways.patch.setattr(first_rows_check, "ROWS", 1)
     ways.run(source.model_copy(update={"options": {option: "true"}}), OBSERVED, True)
     assert not ways.seen
 
 
-def test_rows_that_have_to_be_decoded_are_observed(runner: Runner) -> None:
+def test_source_with_decoded_rows_is_not_columnar(runner: Runner) -> None:
     """A separate job would parse text twice. The results of a stage are already in memory."""
     raw = runner.spark.createDataFrame([(1, None)], "__mark BIGINT, _corrupt_record STRING")
     assert not source_statistics.is_columnar_source(raw)
@@ -187,7 +196,7 @@ def test_rows_that_have_to_be_decoded_are_observed(runner: Runner) -> None:
     assert source_statistics.is_columnar_source(raw.select("__mark"))
 
 
-def test_a_job_beside_that_fails_is_told_in_a_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_statistics_job_is_reported_in_one_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise RuntimeError("An error occurred while calling o1.x\nCaused by: java.io.IOException: the file is gone")
 

@@ -53,9 +53,9 @@ def window(kind: str, **more: Any) -> Any:
 
 
 def epochs(seed: int, count: int = 6) -> list[list[dict[str, Any]]]:
-    """Return rows by epoch, with times in seconds. Time goes on, and some rows are up to two and a half minutes older.
+    """Return rows by epoch, with times in seconds. Time advances, and some rows are up to 150 seconds older.
 
-    `n` is a power of two, so that a sum names the rows in it.
+    `n` is a power of two, so that a sum identifies the added rows.
     """
     chance, now, batches, number = random.Random(seed), 0, [], 0
     for _ in range(count):
@@ -70,7 +70,7 @@ def epochs(seed: int, count: int = 6) -> list[list[dict[str, Any]]]:
 
 
 def write(runner: Runner, batches: Sequence[Sequence[Mapping[str, Any]]], first: int = 0) -> None:
-    """Write one file, and so one epoch, per list of rows."""
+    """Write one file per list of rows. Each file becomes one epoch."""
     for number, rows in enumerate(batches, first):
         runner.write(f"{number}.jsonl", [{"user": r["user"], "n": r["n"], "ts": iso(r["at"])} for r in rows])
 
@@ -89,7 +89,7 @@ def _second(value: Any) -> int:
 
 
 class Oracle:
-    """The expected rows after each epoch, by the loops of the oracle."""
+    """Expected rows after each epoch, computed by the naive oracle."""
 
     def __init__(self, kind: str) -> None:
         _, spec = SHAPES[kind]
@@ -107,7 +107,7 @@ class Oracle:
 
 
 class Table:
-    """A table in a separate Postgres database, which also holds the state and the letters."""
+    """A table in a separate Postgres database, which also contains the state and the dead letters."""
 
     def __init__(self, url: str) -> None:
         connection = sw.PostgresConnection(url=url)
@@ -162,7 +162,7 @@ IN_THE_END = [("a", 0, 90, 6, 0b110_1111), ("a", 200, 220, 1, 0b1_0000), (None, 
 
 @pytest.mark.semantics("topics")
 @pytest.mark.parametrize("kind", select_cases(["postgres", "delta", "kafka"]))
-def test_a_late_row_that_joins_two_emitted_sessions_leaves_one(
+def test_late_row_merges_two_emitted_sessions_into_one_row(
     runner: Runner, request: pytest.FixtureRequest, kind: str
 ) -> None:
     """A late row that joins two emitted sessions leaves one row in Postgres, Delta and a compacted topic."""
@@ -213,9 +213,9 @@ def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["session", "hopping"])
-@exhaustive(beside="test_postgres_laws.py::test_revised_windows_leave_the_table_once_they_are_gone")
-def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Table, kind: str) -> None:
-    """The table is right after every epoch, and after a restart in the middle."""
+@exhaustive(beside="test_postgres_laws.py::test_expired_revisable_windows_are_deleted_from_the_state_table")
+def test_updates_keep_table_equal_to_result_so_far(runner: Runner, table: Table, kind: str) -> None:
+    """The table is correct after every epoch, also after a restart between two epochs."""
     batches, oracle = epochs(7), Oracle(kind)
     expected, seen = [oracle.after(rows) for rows in batches], []
     window_spec = window(kind, emit="updates")
@@ -239,8 +239,8 @@ def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Tabl
 
 
 @pytest.mark.parametrize("kind", ["hopping", "session"])
-@exhaustive(beside="test_superseded_rows.py::test_a_late_row_that_joins_two_emitted_sessions_leaves_one")
-def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table, kind: str) -> None:
+@exhaustive(beside="test_superseded_rows.py::test_late_row_merges_two_emitted_sessions_into_one_row")
+def test_corrections_are_published_in_epoch_of_late_row(runner: Runner, table: Table, kind: str) -> None:
     batches, oracle = epochs(11), Oracle(kind)
     write(runner, batches)
     seen: list[Any] = []
@@ -270,8 +270,8 @@ def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table
 
 
 @pytest.mark.parametrize("kind", ["session", "hopping"])
-@exhaustive(beside="test_updates.py::test_seeded_runs_of_what_comes_out_once_or_at_the_close")
-def test_final_comes_once_and_not_before_it_is_final(runner: Runner, table: Table, kind: str) -> None:
+@exhaustive(beside="test_updates.py::test_seeded_runs_with_final_or_on_close_match_the_definition")
+def test_final_results_are_emitted_once_and_not_early(runner: Runner, table: Table, kind: str) -> None:
     batches = epochs(3)
     write(runner, batches)
     seen: list[tuple[int, list[dict[str, Any]]]] = []

@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables read by Spark: every value unchanged and each row once, whatever happens between reads."""
+"""Delta and Iceberg sources on Spark: values are unchanged and each row is read once despite crashes and compaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import select_cases
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.crashes import CrashAtSteps, CrashError
 from tests.support.runner import Runner
 from tests.support.source_tables import COLUMNS, FORMATS, Delta, row
@@ -76,10 +76,11 @@ def answer(results: pl.DataFrame) -> list[tuple[Any, ...]]:
     return sorted(((*r[:5], round(r[5], 2), *r[6:]) for r in frame.rows()), key=str)
 
 
-def test_each_row_once_with_every_value_though_runs_die_between(
+@exhaustive(beside="test_faults.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
+def test_table_rows_are_read_once_with_all_values_despite_crashes(
     table: Any, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NULLs, partitions, times with and without a zone, decimals and lists. An epoch reads two files, and the table grows meanwhile."""
+    """Rows have NULLs, partitions, times with and without a zone, decimals and lists. The table grows after crashes."""
     dying = CrashAtSteps(
         "read.after", "ingest.after", "commit.before", "commit.after", "write.after", "note.after", "checkpoint.before"
     )
@@ -104,7 +105,7 @@ def test_each_row_once_with_every_value_though_runs_die_between(
     assert runner.statuses[-1].counters.rows_late == 0
 
 
-def test_a_table_of_results_is_the_source_of_another_pipeline(tmp_path: Path, runner: Runner) -> None:
+def test_result_table_is_the_source_of_another_pipeline(tmp_path: Path, runner: Runner) -> None:
     """Two pipelines are connected by a table: the second reads the windows that the first one writes."""
     table = Delta(tmp_path)
     table.append(rows(0, 8))
@@ -127,7 +128,7 @@ def test_a_table_of_results_is_the_source_of_another_pipeline(tmp_path: Path, ru
     assert sorted(frame.select("day", "rows").rows(), key=str) == sorted([(d, 2) for d in DAYS], key=str)
 
 
-def test_a_column_that_was_renamed_is_found_by_its_id_and_a_new_one_is_taken(tmp_path: Path, runner: Runner) -> None:
+def test_renamed_and_added_iceberg_columns_are_read(tmp_path: Path, runner: Runner) -> None:
     """An Iceberg table has files that were written under another column name, and files that lack a column."""
     import pyarrow as pa
 
@@ -156,7 +157,7 @@ def test_a_column_that_was_renamed_is_found_by_its_id_and_a_new_one_is_taken(tmp
     assert frame["weight"].sum() == 20
 
 
-def test_a_data_file_that_is_gone_is_told_in_a_line(table: Any, runner: Runner, tmp_path: Path) -> None:
+def test_missing_data_file_is_reported_in_one_line(table: Any, runner: Runner, tmp_path: Path) -> None:
     table.append(rows(0, 3))
     for path in tmp_path.rglob("*.parquet"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Which texts are times: text columns, TIMESTAMP columns of JSON and CSV, nested values, batches, and replayed letters.
+"""Rules for strings that are times: string, JSON and CSV columns, nested values, batches and replayed dead letters.
 
 text in the file     10:15    T10:15:00Z    2024    2024-03    2024-03-01    2024-03-01T10:15:00Z
 is                   ········ bad, with a reason ··········    midnight      itself
@@ -64,7 +64,7 @@ def window(**more: Any) -> sw.Window:
 
 
 def read(spark: Any, texts: list[str], zone: str = "UTC") -> list[int | None]:
-    """Read the texts as the column of the event time."""
+    """Read the texts as an event time column."""
     frame = spark.createDataFrame([(i, t) for i, t in enumerate(texts)], "i INT, t STRING")
     sql = event_time_sql("t", Field("t", "string"), None, "", zone)
     spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -87,21 +87,21 @@ def payload(spark: Any, texts: list[Any], ddl: str = "t TIMESTAMP", zone: str = 
 
 
 @pytest.mark.semantics("strings-that-are-times")
-def test_a_string_is_a_time_iff_it_has_year_month_and_day(spark: Any) -> None:
+def test_string_is_a_time_only_with_year_month_and_day(spark: Any) -> None:
     """A string is a time if and only if it contains a year, a month and a day."""
     assert read(spark, NO_TIMES) == [None] * len(NO_TIMES)
     assert read(spark, list(TIMES)) == [us(t) for t in TIMES.values()]
 
 
-def test_the_same_for_a_json_column_of_type_timestamp(spark: Any) -> None:
+def test_json_timestamp_column_requires_year_month_and_day(spark: Any) -> None:
     assert payload(spark, NO_TIMES) == [(None, False)] * len(NO_TIMES)
     assert payload(spark, list(TIMES)) == [(us(t), True) for t in TIMES.values()]
     assert payload(spark, [None, 1709287200, 2024]) == [(None, True), (1709287200000000, True), (None, False)]
 
 
 @pytest.mark.semantics("strings-that-are-times")
-def test_dates_local_times_and_nested_ones_follow_the_rule(spark: Any) -> None:
-    """DATE, TIMESTAMP_NTZ and nested columns of JSON follow the same rule."""
+def test_date_ntz_and_nested_columns_require_year_month_and_day(spark: Any) -> None:
+    """DATE, TIMESTAMP_NTZ and nested columns of JSON also need a year, a month and a day."""
     for ddl in ("t DATE", "t TIMESTAMP_NTZ", "t STRUCT<a: TIMESTAMP>", "t ARRAY<DATE>", "t MAP<STRING, TIMESTAMP>"):
 
         def put(text: str, ddl: str = ddl) -> Any:
@@ -113,10 +113,10 @@ def test_dates_local_times_and_nested_ones_follow_the_rule(spark: Any) -> None:
 
 
 @pytest.mark.semantics("strings-that-are-times")
-def test_a_string_without_a_zone_is_in_event_time_zone(spark: Any) -> None:
+def test_string_without_a_zone_is_in_event_time_zone(spark: Any) -> None:
     """A string without a time zone is local time in `event_time_zone`.
 
-    Berlin is one hour ahead of UTC in March, and two in July. Texts with a zone keep it.
+    Berlin is one hour ahead of UTC in March, and two hours in July. Strings with a time zone keep their time zone.
     """
     hour = 3_600_000_000
     expected = [us(t) - (hour if text in NAIVE else 0) for text, t in TIMES.items()]
@@ -130,8 +130,8 @@ def test_a_string_without_a_zone_is_in_event_time_zone(spark: Any) -> None:
     ("form", "kind"),
     select_cases([(form, kind) for form in ("json", "csv") for kind in ("TIMESTAMP", "STRING", "DATE")]),
 )
-def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, form: str, kind: str) -> None:
-    """JSON and CSV, read as text and as a time. A replay decides as before, whatever the date is."""
+def test_rows_without_a_date_stay_dead_letters_after_a_replay(runner: Runner, form: str, kind: str) -> None:
+    """JSON and CSV columns are read as strings and as times. A replay makes the same decision on any day."""
     texts = ["2024-03-01T09:00:00Z", "10:15", "2024", "T10:15:00Z", "2024-03-01T10:15:00Z", "2024-03-03"]
     folder = runner.home / "in"
     folder.mkdir()
@@ -172,7 +172,7 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
     assert runner.output()["n"].sum() == 3
 
 
-def test_a_batch_gives_the_same(spark: Any, tmp_path: Path) -> None:
+def test_batch_applies_the_same_time_rules(spark: Any, tmp_path: Path) -> None:
     rows = spark.createDataFrame([("a", t) for t in ["10:15", "2024", "2024-03-01 00:30:00"]], "user STRING, ts STRING")
     windows = sw.batch(rows, window(event_time_zone="Europe/Berlin"), on_error="drop").collect()
     assert [(r["window_start"].replace(tzinfo=None), r["n"]) for r in windows] == [(dt.datetime(2024, 2, 29), 1)]

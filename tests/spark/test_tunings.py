@@ -1,4 +1,4 @@
-"""The tunings of the Spark engine: each can be switched off, no result depends on one, and PySpark has what they rely on."""
+"""Tunings of the Spark engine: each can be disabled, results do not depend on them, and PySpark supports them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.case_selection import exhaustive
 from tests.support.events import SIMPLE, events, simple
 from tests.support.runner import Runner
 
@@ -27,8 +28,9 @@ def results_without(runner: Runner, monkeypatch: pytest.MonkeyPatch, tunings: st
     return runner.run(source=runner.source(SIMPLE, max_files_per_trigger=1), window=simple()).rows()
 
 
+@exhaustive(beside="test_tuning_switches.py::test_switch_turns_off_one_tuning_and_no_other")
 def test_results_do_not_depend_on_a_tuning(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five epochs with all tunings, with none, and without one of them at a time."""
+    """Run five epochs with all tunings, with none, and with each tuning disabled."""
     monkeypatch.setattr(shuffle_tuning, "MANY_ROWS", 1)
     monkeypatch.setattr(source_statistics, "MANY_ROWS", 1)
     for n in range(5):
@@ -39,14 +41,14 @@ def test_results_do_not_depend_on_a_tuning(runner: Runner, monkeypatch: pytest.M
         assert results_without(runner, monkeypatch, tunings) == expected, tunings
 
 
-def test_an_unknown_tuning_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_tuning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "preaggregation, expression_cash")
     with pytest.raises(StartError, match=r'^SLACKWATER_TUNINGS_OFF: found "expression_cash", expected one of '):
         is_enabled("statistics")
 
 
-def test_the_cache_of_expressions_finds_the_attributes_of_pyspark(runner: Runner) -> None:
-    """`_jseq`, `_jdf` and the cached property `schema` are private. If one is gone, the cache must be adapted or removed."""
+def test_expression_cache_works_with_private_attributes_of_pyspark(runner: Runner) -> None:
+    """The cache uses the private `_jseq`, `_jdf` and cached `schema`. Adapt or remove it if PySpark drops one."""
     frame = runner.spark.range(3)
     cache = ExpressionCache()
     selected = cache.select(frame, ["id + 1 AS n"], "ids")
@@ -55,11 +57,11 @@ def test_the_cache_of_expressions_finds_the_attributes_of_pyspark(runner: Runner
     assert again.schema is selected.schema, "the schema was not read from Spark again"
 
 
-def test_the_table_of_tunings_lists_each_of_them() -> None:
+def test_benchmarks_readme_table_lists_every_tuning() -> None:
     section = README.read_text().partition("## Tunings of the engine")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == sorted(TUNINGS)
 
 
-def test_few_tasks_get_small_pages(spark: Any) -> None:
-    """`local[2]`: a task that aggregates or sorts allocates at least one page."""
+def test_few_tasks_use_small_memory_pages(spark: Any) -> None:
+    """A task that aggregates or sorts allocates at least one page. The session runs with `local[2]`."""
     assert spark.sparkContext.getConf().get("spark.buffer.pageSize") == "16m"

@@ -1,4 +1,4 @@
-"""Two stages on Spark: a join and a window over its results, from a TOML config."""
+"""Two stages on Spark from a TOML config: a join and a window over the joined rows, and sessions and a window."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("state", [pytest.param(POSTGRES, id="postgres"), pytest.param(FILES, id="files")])
-@exhaustive(beside="test_slackwater_test.py::test_a_join_then_a_window_of_topics")
-def test_a_window_over_joined_rows(
+@exhaustive(beside="test_slackwater_test.py::test_join_followed_by_window_over_topics_passes")
+def test_window_over_joined_rows_matches_the_batch_result(
     runner: Runner, postgres: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of two runs flushes. The table equals the batch result of Spark over the whole input."""
@@ -132,8 +132,8 @@ def test_a_window_over_joined_rows(
 
 
 @pytest.mark.matrix
-def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions and a window over them, from the config of the page, in two runs. The second one flushes."""
+def test_stages_docs_example_counts_visits_per_hour(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the config of docs/stages.md in two runs, the second with a flush: sessions, and a window over them."""
     page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
     text, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(runner.home)

@@ -1,4 +1,4 @@
-"""Rows that Postgres cannot store, on Spark: found after the SQL and before the shuffle, with the in-process messages."""
+"""Rows that Postgres cannot store, on Spark: detected between SQL and shuffle, with the in-process messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = [
     {"id": 8, "k": None, "s": None, "t": 0},
 ]
 BAD = {unstorable_rows.ZERO: 3, unstorable_rows.KEY: 1, OUTSIDE: 1}
-# the SQL makes one of the texts: bytes that are not UTF-8
+# the SQL turns one of the strings into bytes that are not UTF-8
 SQL = "SELECT id, k, CASE WHEN s = 'bytes' THEN CAST(X'ff41' AS STRING) ELSE s END AS s, _event_ts FROM source"
 AGGREGATIONS = [
     sw.Aggregation(agg="count", as_="n"),
@@ -49,7 +49,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("kind", select_cases(WINDOWS))
-def test_what_postgres_cannot_hold_is_a_letter_and_the_rest_goes_on(runner: Runner, postgres: Any, kind: str) -> None:
+def test_unstorable_rows_become_dead_letters_and_other_rows_are_used(runner: Runner, postgres: Any, kind: str) -> None:
     url = postgres.database(f"unfit_{kind}")
     runner.write("0.jsonl", ROWS)
     runner.run(
@@ -74,7 +74,7 @@ def test_what_postgres_cannot_hold_is_a_letter_and_the_rest_goes_on(runner: Runn
         )
 
 
-def test_on_error_fail_says_what_and_commits_nothing(runner: Runner, postgres: Any) -> None:
+def test_on_error_fail_reports_the_unstorable_value(runner: Runner, postgres: Any) -> None:
     url = postgres.database("unfit_fail")
     runner.write("0.jsonl", ROWS[:2])
     with pytest.raises(BadRowError, match=r'source "events": 1 bad row.*1: a string contains U\+0000.*"k":"a\\u0000b"'):
@@ -86,8 +86,8 @@ def test_on_error_fail_says_what_and_commits_nothing(runner: Runner, postgres: A
         )
 
 
-@exhaustive(beside="test_previous_output.py::test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean")
-def test_a_second_start_without_the_state_is_refused_and_put_aside(runner: Runner) -> None:
+@exhaustive(beside="test_previous_output.py::test_moved_output_is_complete_and_next_state_starts_clean")
+def test_start_without_state_refuses_output_of_another_state(runner: Runner) -> None:
     from slackwater.errors import StartError
 
     runner.write("0.jsonl", ROWS[:1])
@@ -96,7 +96,7 @@ def test_a_second_start_without_the_state_is_refused_and_put_aside(runner: Runne
         "window": WINDOWS["tumbling"],
     }
     once = runner.run(**settings)
-    assert runner.run(**settings).equals(once)  # the state knows what it wrote
+    assert runner.run(**settings).equals(once)  # the state records its own output
     (runner.home / "state").rename(runner.home / "gone")
     with pytest.raises(StartError, match=r'target already contains . files? of another state of "test"'):
         runner.run(**settings)

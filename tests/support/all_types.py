@@ -1,4 +1,4 @@
-"""Columns of every simple type for tests of tables, with values at their ends."""
+"""Columns of every simple type for tests of tables, with boundary values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of Avro for tests, written by fastavro."""
+"""Avro records for tests, written by fastavro."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def avro_record(schema: Mapping[str, Any], row: Mapping[str, Any], schema_id: int | None = None) -> bytes:
-    """Return a record in Avro's binary encoding. `schema_id`: the id of Confluent's frame before it; None: no frame."""
+    """Return a record in Avro's binary encoding. `schema_id`: the id in Confluent's frame, or None for no frame."""
     import fastavro
 
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""A real browser, Chromium without a screen, driven by its DevTools protocol."""
+"""Drive headless Chromium, a real browser, through its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.support.dependencies import require_dependency
 
-WAIT_S = 120.0  # for a state that comes by itself; only what never comes takes so long
+WAIT_S = 120.0  # timeout for an asynchronous change; only a failure takes this long
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -24,7 +24,7 @@ class PageLeftError(Exception):
 
 
 class Browser:
-    """One tab. `said`: the events of the protocol, such as console messages and requests."""
+    """One browser tab. `said` has the events of the protocol, such as console messages and requests."""
 
     def __init__(self, home: Path) -> None:
         import websocket
@@ -55,7 +55,7 @@ class Browser:
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
-        self.ask("Emulation.setScrollbarsHidden", hidden=True)  # a picture of the whole page has none
+        self.ask("Emulation.setScrollbarsHidden", hidden=True)  # a screenshot of the whole page has no scrollbars
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
@@ -107,14 +107,14 @@ class Browser:
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def picture(self, to: Path) -> None:
-        """The whole page as a PNG."""
+        """Save the whole page as a PNG."""
         size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         screenshot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         to.write_bytes(base64.b64decode(screenshot["data"]))
 
     def both_colours(self, home: Path, name: str) -> None:
-        """The page light and dark, as files; what is drawn is on the page, and the colours are others."""
+        """Save the page in light and dark mode. Check that the background differs and the content fits."""
         colours = []
         for mode in ("light", "dark"):
             self.dark(mode == "dark")
@@ -141,7 +141,7 @@ class Browser:
             )
 
     def click(self, selector: str) -> None:
-        """A click of the pointer in the middle of the first element, as a person's."""
+        """Click in the middle of the first element, as a person would."""
         position = self.value(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
             " const r = e.getBoundingClientRect(); return {x: r.x + r.width / 2, y: r.y + r.height / 2}; })()"
@@ -152,7 +152,7 @@ class Browser:
             )
 
     def complaints(self) -> list[Any]:
-        """Errors and warnings of the console, and exceptions."""
+        """Return the errors and warnings of the console, and the exceptions."""
         self.value("1")
         messages = []
         for m in self.said:

@@ -1,4 +1,4 @@
-"""Which part of a table of cases `make test` takes; `make test-all` takes all of it."""
+"""Select the test cases that `make test` runs. `make test-all` runs all cases."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import pytest
 
 
 def select_cases(cases: Iterable[Any], keep: int = 1) -> list[Any]:
-    """The cases of a parametrized test, of which all but the first `keep` are exhaustive."""
+    """Return the cases of a parametrized test. All except the first `keep` cases are marked as exhaustive."""
     if keep < 1:
         raise ValueError(f"found keep={keep}, expected at least 1: each exhaustive case has a sibling in `make test`")
     return [case if n < keep else _exhaustive(case) for n, case in enumerate(cases)]
 
 
 def exhaustive(beside: str) -> pytest.MarkDecorator:
-    """A dear test that `make test` leaves out; `beside` is the test of the same promise that it takes, "file.py::test_name"."""
+    """Mark an expensive test that `make test` skips.
+
+    `beside` names a test of the same behaviour that `make test` runs, as "file.py::test_name".
+    """
     return pytest.mark.exhaustive(beside)
 
 

@@ -1,6 +1,6 @@
-"""A standalone cluster of Spark on loopback: a master, and workers with one core each, whose executors can be killed and stalled.
+"""A standalone Spark cluster on loopback: a master, and workers with one core each. Tests can kill and stall executors.
 
-Each worker has an address, a working directory and a cache of its own, as machines have: Spark tries a task elsewhere only on
+Each worker has its own address, working directory and cache, like a machine. Spark retries a task elsewhere only on
 another host.
 """
 
@@ -27,9 +27,9 @@ WORKERS = 2
 _SPARK = Path(pyspark.__file__).parent
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _JAVA = find_default_java()
-_KEPT = f" {jvm_launch.class_archive_options(_JAVA)}" if _JAVA else ""  # executors start faster with it, too
+_KEPT = f" {jvm_launch.class_archive_options(_JAVA)}" if _JAVA else ""  # the class archive makes executors start faster
 
-# Of a pipeline on it. Nothing is compiled: an executor lives for a few epochs
+# Settings of a pipeline on the cluster. Code generation is off, because an executor lives for only a few epochs
 SPARK = f"""
 [spark]
 "spark.executor.memory" = "600m"
@@ -46,7 +46,7 @@ SPARK = f"""
 
 @dataclass
 class Cluster:
-    """`address` is a master as SPARK_MASTER takes it. Logs are in `home`."""
+    """A running cluster. `address` is a value for SPARK_MASTER. Logs are in `home`."""
 
     home: Path
     port: int = field(default_factory=free_port)
@@ -71,13 +71,13 @@ class Cluster:
         )
 
     def _of(self, number: int) -> Path:
-        """The disk of a worker."""
+        """Return the directory of a worker."""
         return self.home / f"machine{number}"
 
     def _started(
         self, name: str, role: str, ready: str, *flags: str, host: str = "127.0.0.1", work_folder: Path | None = None
     ) -> Process:
-        """The process, once its log has the line. `work_folder`: where it works."""
+        """Start a process, and return it when its log contains `ready`. `work_folder`: its working directory."""
         place = work_folder or self.home
         place.mkdir(exist_ok=True)
         log = self.home / f"{name}.log"
@@ -85,7 +85,7 @@ class Cluster:
         command = ["java", "-cp", f"{_SPARK}/jars/*", "-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command += [f"org.apache.spark.deploy.{role.lower()}.{role}", "--host", host, "--webui-port", "0"]
         environment = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
-        environment |= {"SPARK_SCALA_VERSION": "2.13"}  # which PySpark's own folder does not tell
+        environment |= {"SPARK_SCALA_VERSION": "2.13"}  # PySpark's own folder does not contain the version
         environment |= {"SLACKWATER_CACHE_DIR": str(place / "cache")}
         process = Process([*command, *flags], log, {"env": {**os.environ, **environment}, "cwd": place})
         process.start()
@@ -97,11 +97,11 @@ class Cluster:
         return process
 
     def executors(self) -> list[psutil.Process]:
-        """The processes that run tasks."""
+        """Return the processes that run tasks."""
         return [p for worker in self.workers.values() for p in _below(worker) if _is_executor(p)]
 
     def kill_worker(self, number: int) -> None:
-        """With its executors, as a machine that is gone."""
+        """Kill a worker and its executors, and delete its directory, like the loss of a machine."""
         worker = self.workers.pop(number)
         for process in _below(worker):
             with suppress(psutil.NoSuchProcess):
@@ -111,7 +111,7 @@ class Cluster:
 
     @contextmanager
     def stalled(self, executor: psutil.Process) -> Iterator[None]:
-        """An executor that does nothing meanwhile, and then goes on as if nothing had been."""
+        """Suspend an executor within the block, and resume it afterwards."""
         stopped = [executor]
         with suppress(psutil.NoSuchProcess):
             stopped += executor.children(recursive=True)

@@ -1,4 +1,4 @@
-"""What goes wrong with a pipeline on a cluster, at random moments: processes are killed with -9, or do nothing for a while."""
+"""Inject faults into a pipeline on a cluster at random moments: processes are killed with SIGKILL or stalled."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.cluster import Cluster
 from slackwater.testing.services import SECONDS
 
 log = logging.getLogger(__name__)
-STALLED_S = 6  # at most: what the others wait for from the one that is stalled comes no sooner
+STALLED_S = 6  # an upper limit, because other processes may wait for the stalled process
 
 
 @dataclass(frozen=True)
 class DrivenPipeline:
-    """A pipeline: how its driver is started, its latest epoch, as anybody may see it, and its log."""
+    """Pipeline under test: functions that start the driver, return the latest committed epoch and return the log."""
 
     start: Callable[[], subprocess.Popen[bytes]]
     committed: Callable[[], int]
@@ -35,9 +35,9 @@ class DrivenPipeline:
 def run_through(
     cluster: Cluster, driven: DrivenPipeline, faults: Sequence[str], rng: random.Random
 ) -> tuple[Counter[str], subprocess.Popen[bytes]]:
-    """One fault of "executor", "worker", "driver", "stall" after the other, up to two epochs apart; what was done, and the driver that is left.
+    """Inject the faults "executor", "worker", "driver" and "stall" in the given order, up to two epochs apart.
 
-    It ends early where the pipeline does.
+    Return the number of injected faults of each kind and the last driver. Stop early when the pipeline ends.
     """
     done, process = Counter[str](), driven.start()
     try:
@@ -75,7 +75,7 @@ def _inject_fault(
 def wait_for_epoch(
     driven: DrivenPipeline, process: subprocess.Popen[bytes], goal: int, seconds: float = SECONDS
 ) -> bool:
-    """Wait until the epoch `goal` is committed, the driver has ended or the time is over. Return whether the driver still runs."""
+    """Wait for the commit of epoch `goal`, the end of the driver or the timeout. Return whether the driver runs."""
     until = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < until and driven.committed() < goal:
         time.sleep(driven.look_s)
@@ -84,7 +84,7 @@ def wait_for_epoch(
 
 def _executors(cluster: Cluster, driven: DrivenPipeline) -> list[psutil.Process]:
     until = time.monotonic() + SECONDS
-    while not (executors := cluster.executors()):  # one that was killed is started again
+    while not (executors := cluster.executors()):  # a killed executor is started again
         assert time.monotonic() < until, driven.said()
         time.sleep(0.05)
     return executors

@@ -1,4 +1,4 @@
-"""The command line in this process, in a directory of its own, and a config that it takes."""
+"""Helpers that run the command line in this process, and a valid config."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Command = Callable[..., CommandResult]
 
 @pytest.fixture
 def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """The command in this process, in a directory of its own."""
+    """Return a function that runs the command in this process, in a temporary directory."""
     monkeypatch.chdir(tmp_path)
 
     def said(*arguments: str) -> CommandResult:
@@ -76,7 +76,7 @@ def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of a command in this process: it finds the running Spark session."""
+    """Run a command in this process, with the running Spark session, and return the exit code."""
     monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""A right config, and every mistake that can be made in it with the lines that tell of it."""
+"""Valid configs, every possible mistake in them, and the lines that report it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Mean(Aggregator):
 
 
 OWN = f'agg = "{__name__}:Mean"\ncolumns = {{ value = "amount" }}\nas = "x"\n'
-# base, what is replaced, by what, the lines
+# base config, old text, new text, reported lines
 # fmt: off
 CASES: list[tuple[str, ...]] = [
     # -- unknown keys
@@ -204,7 +204,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, COUNT, COUNT + "max_values_per_group = 5\n",
      f'{A}[0].max_values_per_group: applies only to "collect_set" and "collect_list", not to "count"; remove it'),
     (BASE, COUNT, COUNT + "columns = { value = 'x' }\n", f'{A}[0].columns: applies only to custom aggregations, not to "count"; remove it'),
-    # -- aggregations of one's own
+    # -- custom aggregations
     (BASE, COUNT, 'agg = "no_such_module:X"\nas = "x"\n', f'{A}[0].agg: module "no_such_module" cannot be imported '
      "(ModuleNotFoundError: No module named 'no_such_module'); put the module on PYTHONPATH, or in the working directory"),
     (BASE, COUNT, OWN.replace("Mean", "Maen"), f'{A}[0].agg: module "{__name__}" has no "Maen"; did you mean "Mean"?'),
@@ -244,7 +244,7 @@ CASES: list[tuple[str, ...]] = [
      f'{W}.event_time_column: cannot be combined with time_mode = "processing", which uses the clock as the event time; remove one of them'),
     (PROCESSING, WINDOW, WINDOW + 'event_time_unit = "s"\n',
      f'{W}.event_time_unit: cannot be combined with time_mode = "processing", which uses the clock as the event time; remove one of them'),
-    # -- parts that are missing, and names of parts
+    # -- missing parts, and names of parts
     (BASE, SOURCES, "", "sources: missing; define at least one source in [[sources]]"),
     ("sources = []\n" + BASE.replace(SOURCES, ""), "sources", "sources", "sources: empty; define at least one source in [[sources]]"),
     (BASE, OUT, "", "target: missing; define the destination of the results in [target]"),
@@ -315,7 +315,7 @@ CASES: list[tuple[str, ...]] = [
 
 
 def problems(content: str, **env: str) -> list[str]:
-    """The lines of a wrong config, without the file's name."""
+    """Return the lines that report an invalid config, without the file name."""
     with pytest.raises(ConfigError) as caught:
         loads(content, "p.toml", env)
     assert all(line.startswith("p.toml: ") and "\n" not in line for line in caught.value.problems)

@@ -1,4 +1,4 @@
-"""Whole configs that tests of several rooms read."""
+"""Complete configs that tests of several packages use."""
 
 from __future__ import annotations
 

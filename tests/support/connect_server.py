@@ -1,4 +1,4 @@
-"""A server of Spark Connect on loopback: a process of its own, with two cores, on a free port, stopped by its id."""
+"""A Spark Connect server on loopback: a separate process with two cores, on a free port, stopped by its id."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 @dataclass
 class Server:
-    """`address` is what SPARK_REMOTE takes. Its log is in `home`. `kill` and `start` again keep the port."""
+    """The server. `address` is a value for SPARK_REMOTE. The log is in `home`. A restart reuses the port."""
 
     home: Path
     port: int = field(default_factory=free_port)
@@ -65,7 +65,7 @@ class Server:
             self.process.stop(signal.SIGKILL)
 
 
-# what Spark's own launcher gives to Java
+# options that Spark's own launcher passes to Java
 _OPEN = " ".join(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in (

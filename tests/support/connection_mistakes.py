@@ -1,4 +1,4 @@
-"""Mistakes in connections of all kinds and in what lies behind them, with the lines that tell of them."""
+"""Mistakes in connections of all kinds and in the tables that use them, with the reported lines."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ EOS = 'transform.window.crash_recovery: "kafka_eos" needs'
 
 
 def source(connection: str, keys: str) -> str:
-    """A source over another connection."""
+    """Build the keys of a source that uses another connection."""
     return f'connection = "{connection}"\nquery = "orders"\n{keys}'
 
 
@@ -105,7 +105,7 @@ def wrong_kind(key: str, kinds: str, this: str, advice: str = "remove it") -> st
     return f'{key}: applies only to connections of kind {kinds}, but this one is "{this}"; {advice}'
 
 
-# base, what is replaced, by what, the lines
+# base config, replaced text, replacement, reported lines
 # fmt: off
 CASES: list[tuple[str, ...]] = [
     # -- connections

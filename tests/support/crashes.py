@@ -17,11 +17,11 @@ class CrashOnce:
             raise CrashError(step)
 
     def in_worker(self, epoch: int) -> None:
-        """Workers are other processes: dying there is the business of tests/e2e/test_faults.py."""
+        """Do nothing, because workers are other processes: tests/e2e/test_faults.py covers their crashes."""
 
 
 class CrashAtSteps:
-    """Dies once at each step, in the order given, the next time that it comes by."""
+    """Crash once at each of the given steps, in this order."""
 
     def __init__(self, *steps: str) -> None:
         self.left, self.crashes = list(steps), 0

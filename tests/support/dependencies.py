@@ -1,4 +1,4 @@
-"""What no package registry brings: skipped by name in `make test`, a failure in `make test-all` and where CI is set."""
+"""Dependencies outside package registries. Without them, `make test` skips tests, and `make test-all` and CI fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def require_dependency(dependency: str, available: bool, how: str) -> None:
-    """Go on where it is there. `how`: the command that brings it."""
+    """Skip or fail the test unless the dependency is available. `how`: the command that installs it."""
     if available:
         return
     message = f"there is no {dependency} on this machine; get it with: {how}"

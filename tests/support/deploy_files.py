@@ -1,4 +1,4 @@
-"""What lies in deploy/, read as those read it who run it: the Dockerfile's instructions, Kubernetes' documents, the compose file."""
+"""Readers of the files in deploy/: the Dockerfile instructions, the Kubernetes documents and the compose file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def read_last_stage() -> list[tuple[str, str]]:
 
 
 def environment() -> dict[str, str]:
-    """What the image sets, but for the path."""
+    """Return the environment variables that the image sets, except PATH."""
     pairs = [word.split("=", 1) for name, rest in read_last_stage() if name == "ENV" for word in rest.split()]
     return {name: value for name, value in pairs if name != "PATH"}
 
 
 def command() -> list[str]:
-    """What the image runs: its entry point with its arguments."""
+    """Return the command that the image runs: the entry point with the arguments."""
     ((_, entry),) = [i for i in read_last_stage() if i[0] == "ENTRYPOINT"]
     ((_, arguments),) = [i for i in read_last_stage() if i[0] == "CMD"]
     return [*json.loads(entry), *json.loads(arguments)]

@@ -1,4 +1,4 @@
-"""The pages of this project: their headings and their fenced blocks."""
+"""Headings and fenced blocks of the pages of this project."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
 
 
 def anchors(text: str) -> set[str]:
-    """What the headings of a page are called, as GitHub calls them."""
+    """Return the anchors of the headings of a page, as GitHub generates them."""
     counts: dict[str, int] = {}
     for heading in re.findall(r"^#{1,6}\s+(.*?)\s*#*$", FENCE.sub("", text), re.MULTILINE):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
@@ -24,6 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def block(language: str, nth: int = 0, page: str = "README.md") -> str:
-    """The nth fenced block of that language on a page."""
+    """Return the nth fenced block of a language on a page."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     return [text for name, text in blocks if name == language][nth]

@@ -1,4 +1,4 @@
-"""Laws run with rows that are known before they are read in every other epoch or so, as footers of files tell: results are the same."""
+"""Run laws with early statistics in some epochs, as from file footers. The results must not change."""
 
 from __future__ import annotations
 

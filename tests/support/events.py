@@ -1,4 +1,4 @@
-"""Rows and windows over them that several tests on Spark share."""
+"""Rows and windows that several Spark tests share."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def nearest(exact: Fraction) -> float:
 
 
 def expected(numbers: list[float]) -> tuple[float, float, float]:
-    """Sum, average and variance (NaN for one value)."""
+    """Return sum, average and variance (NaN for one value)."""
     if not all(map(math.isfinite, numbers)):
         return sum(numbers), sum(numbers) / len(numbers), math.nan
     exact, n = [Fraction(v) for v in numbers], len(numbers)

@@ -1,4 +1,4 @@
-"""Iceberg tables of tests: a catalog in SQL in a directory, or one over REST, and what is in a table of it."""
+"""Iceberg tables for tests: a SQL catalog in a directory or a REST catalog, and the content of a table."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slackwater.connectors.target import TargetTable
 
 
 def options(home: Path) -> dict[str, str]:
-    """Return the options of a catalog. Its database and its tables lie in the directory `home`."""
+    """Return the options of a catalog whose database and tables are in the directory `home`."""
     (home / "warehouse").mkdir(exist_ok=True)
     return {"uri": f"sqlite:///{home}/catalog.db", "warehouse": f"file://{home}/warehouse"}
 
 
 def connection(home: Path) -> str:
-    """Return the body of the config table that connects to this catalog."""
+    """Return the body of the config table that connects to the catalog in `home`."""
     catalog_options = ", ".join(f'{name} = "{value}"' for name, value in options(home).items())
     return f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {catalog_options} }}'
 
@@ -32,7 +32,7 @@ def open_sql_catalog(home: Path, name: str | None = None) -> IcebergLake:
 
 
 class IcebergLake:
-    """A table of a catalog; every call of `tables` is a client of its own."""
+    """Table of a catalog. Every call of `tables` creates a separate client."""
 
     def __init__(self, kind: str, options: dict[str, str], name: str | None = None) -> None:
         self.kind, self.options = kind, options
@@ -58,7 +58,7 @@ class IcebergLake:
         return read_all(self.table())
 
     def duck(self, columns: str = "*") -> list[tuple[Any, ...]]:
-        """What another reader sees: DuckDB, in the files that the metadata of this version names."""
+        """Read the data files of the current table version with DuckDB, as an independent reader."""
         files = [
             task.file.file_path.removeprefix("file://").removeprefix("file:")
             for task in self.table().scan().plan_files()
@@ -68,7 +68,7 @@ class IcebergLake:
             return db.read_parquet(files).select(columns).order("ALL").fetchall() if files else []
 
     def expire(self) -> None:
-        """All snapshots but the current one."""
+        """Expire all snapshots except the current one."""
         table = self.table()
         current = table.current_snapshot()
         ids = [s.snapshot_id for s in table.snapshots() if current is None or s.snapshot_id != current.snapshot_id]

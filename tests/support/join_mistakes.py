@@ -1,4 +1,4 @@
-"""A join that is right, and every mistake that can be made in it with the lines that tell of it."""
+"""A valid join config, and every mistake in it with the error lines that report it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def swap(old: str, new: str, base: str = ISSUE) -> str:
 
 ADVICE = "choose another prefix, or list the columns to emit"
 # fmt: off
-CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: the lines that come of it
+CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # old text, new text, expected error lines
     ('kind = "stream_stream_join"', 'kind = "iner"', f'{J}.kind: found "iner", expected "stream_stream_join" or "inner" or "left" or "right" or "full" '
      'or "left_outer" or "right_outer" or "full_outer"; did you mean "inner"?'),
     ('kind = "stream_stream_join"\n', "", f'{J}.kind: missing; expected "inner" or "left" or "right" or "full"'),

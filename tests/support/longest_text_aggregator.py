@@ -1,4 +1,4 @@
-"""An aggregation of a user's own: the longest word."""
+"""Define a custom aggregation: the longest text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import slackwater as sw
 
 
 class LongestText(sw.Aggregator):
-    """The longest text of a key, with the key in front of it: its merge takes the keys."""
+    """Returns the longest text of a key, prefixed with the key. `merge` receives the keys."""
 
-    inputs = {"text": "string"}  # noqa: RUF012 — as users write it
+    inputs = {"text": "string"}  # noqa: RUF012 — written as users write it
     accumulators = {"longest_text": "string"}  # noqa: RUF012
     output = "string"
     wants_keys = True

@@ -1,4 +1,4 @@
-"""An operator that slackwater does not have: every n-th row of each key. What one that is new has to bring, and nothing else."""
+"""A custom operator that emits every n-th row of each key, with the minimal code that an operator needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Nth(KeyedStep):
 
 
 class WithNth(Transform):
-    """A transform with a table more."""
+    """A transform with the additional table `nth`."""
 
     nth: Nth | None = declare_key(table_parser(Nth), "Every n-th row of each key.", default=None)
 
@@ -53,7 +53,7 @@ class WithNth(Transform):
 
 @dataclass(frozen=True)
 class NthOfKey(KeyedOperator):
-    """`every`: which rows of a key come out."""
+    """The compiled step. `every`: the interval of the emitted rows of a key."""
 
     every: int
     number: tuple[Field, ...] = ()
@@ -90,7 +90,7 @@ class NthOfKey(KeyedOperator):
 
 @contextmanager
 def register_operator() -> Iterator[None]:
-    """As if it were one of those that slackwater has."""
+    """Register the operator for the duration of the context."""
     OPERATOR_TYPES.append(
         OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, StoredKeyedOperator.from_state)
     )

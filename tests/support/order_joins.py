@@ -1,4 +1,4 @@
-"""Orders and payments, and joins of the two, for tests on Spark."""
+"""Create orders, payments, and joins of both for tests on Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def format_time(second: float) -> str:
 def write_order_files(
     runner: Runner, seed: int, late: bool = False
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Two directories of five files each, with duplicates, NULL keys and disorder within ten seconds."""
+    """Write two directories of five files each, with duplicates, NULL keys and disorder, and return their rows.
+
+    Times are out of order by up to a minute. With `late`, some rows are up to 200 seconds older.
+    """
     chance = random.Random(seed)
     orders: list[dict[str, Any]] = []
     payments: list[dict[str, Any]] = []

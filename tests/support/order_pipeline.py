@@ -1,4 +1,4 @@
-"""A pipeline of sessions, windows over them and a join over two sources of files, and the answer to it.
+"""A pipeline of sessions, windows over sessions and a join of two file sources, with its expected results.
 
 orders ──┬▶ sessions (window) ─┬▶ files
          │                     └▶ per_minute (window) ─▶ files
@@ -21,7 +21,7 @@ from tests.support.cluster import SPARK
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "3"))
 FILES, ROWS = 5 + 4 * KILLS, 300  # per source
-STEP_US, DISORDER_US = 50_000, 3_000_000  # from one order to the next
+STEP_US, DISORDER_US = 50_000, 3_000_000  # time between two orders, and their disorder
 GAP_US, MINUTE_US, WITHIN_US = 5_000_000, 60_000_000, 20_000_000
 START_US = 1_709_251_200_000_000
 
@@ -116,7 +116,7 @@ path = "paid"
 
 
 def read_epoch(config: Path, store: str) -> int:
-    """The latest epoch, as anybody may see it."""
+    """Return the latest committed epoch, or -1. Reads the state from outside of the run."""
     if store == "files":
         return max(
             (int(p.stem) for p in (config.parent / "state" / "cluster" / "manifests").glob("*.json")), default=-1
@@ -130,7 +130,7 @@ def read_epoch(config: Path, store: str) -> int:
 
 
 def write_order_files(home: Path, files: int = FILES) -> tuple[list[tuple[int, str, int]], list[tuple[int, int, int]]]:
-    """Orders (id, user, µs) and payments (id, paid, µs), in files in the order of their times, which are out of order within them."""
+    """Write and return orders (id, user, µs), slightly out of order, and payments (id, paid, µs)."""
     rng = random.Random(11)
     orders, payments = [], []
     for number in range(files * ROWS):
@@ -156,7 +156,7 @@ def moment(us: int) -> dt.datetime:
 
 
 def expected_sessions(orders: list[tuple[int, str, int]]) -> list[tuple[str, int, int, int]]:
-    """(user, first, last plus the gap, rows)."""
+    """Return (user, first time, last time plus the gap, number of rows) of each session."""
     times: dict[str, list[int]] = defaultdict(list)
     for _, user, time_us in orders:
         times[user].append(time_us)
@@ -193,7 +193,7 @@ def read_rows(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
 def check_targets(
     home: Path, orders: list[tuple[int, str, int]], payments: list[tuple[int, int, int]], message: str = ""
 ) -> None:
-    """All targets hold the batch answer."""
+    """Check that all targets contain the batch answer."""
     expected = expected_sessions(orders)
     assert read_rows(home / "sessions", "user", "window_start", "window_end", "n") == sorted(expected), message
     minutes: dict[tuple[str, int], list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Asking the page as a browser would: answers, and the tags of a page."""
+"""HTTP client for the page: responses, and the tags of a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def get(server: UiServer, path: str, **headers: str) -> Answer:
 
 
 class TagChecker(HTMLParser):
-    """The tags of a page with their attributes; fails for what is never closed."""
+    """Parser for the tags of a page with their attributes. Fails if a tag is not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

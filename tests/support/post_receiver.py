@@ -1,4 +1,4 @@
-"""A server on loopback that keeps what is posted to it: the other side of what tells systems of a run."""
+"""Loopback HTTP server that records POST requests. Tests use it as the receiver of reports about a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class PostReceiver(ThreadingHTTPServer):
-    """`status`: what it answers; `tries`: how often it was asked, whatever it answered."""
+    """Server that records POST requests. `status` is the response status. `tries` counts all requests."""
 
     daemon_threads = True
 
@@ -20,11 +20,11 @@ class PostReceiver(ThreadingHTTPServer):
         self.came = threading.Condition()
 
     def taken(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
-        """Keep a request, which may be refused after it."""
+        """Record a request. The response may still refuse the request."""
         raise NotImplementedError
 
     def wait(self, count: int) -> None:
-        """Until so many more requests came."""
+        """Wait until `count` more requests have arrived."""
         with self.came:
             goal = self.tries + count
             assert self.came.wait_for(lambda: self.tries >= goal, 60)

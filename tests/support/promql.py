@@ -1,7 +1,8 @@
-"""PromQL over samples that a test has drawn: what a query asks for, and what it would say.
+"""PromQL over samples of a test: the selectors and labels of a query, and its value.
 
-The parser is Prometheus' own grammar. The evaluation knows what our rules use and raises KeyError for anything else; `increase`
-and `rate` do not extrapolate to the edges of their range, as Prometheus does, so a test must not hang on the last percent.
+The parser uses the grammar of Prometheus. The evaluation supports what our rules use and raises KeyError for anything
+else. Unlike in Prometheus, `increase` and `rate` do not extrapolate to the edges of their range, so a test must allow
+for a small difference.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ LOOKBACK = 300.0
 
 
 def parsed(expression: str) -> Any:
-    """As Grafana would send it, variables filled in. Raises ValueError."""
+    """Parse an expression as Grafana sends it, with its variables replaced. Raise ValueError if it is invalid."""
     for variable, value in (("$__rate_interval", "5m"), ("$__range", "6h"), ("$pipeline", ".*")):
         expression = expression.replace(variable, value)
     return promql.parse(expression)
 
 
 def selectors(node: Any) -> Iterator[Any]:
-    """Every selector of a query."""
+    """Yield every selector of a query."""
     if isinstance(node, promql.VectorSelector):
         yield node
     elif isinstance(node, promql.MatrixSelector | promql.SubqueryExpr):
@@ -41,7 +42,7 @@ def selectors(node: Any) -> Iterator[Any]:
 
 
 def grouping(node: Any) -> Iterator[str]:
-    """Every label that a query groups or joins by."""
+    """Yield every label that a query groups or joins by."""
     modifier = getattr(node, "modifier", None)
     if modifier is not None:
         yield from getattr(modifier, "labels", None) or []
@@ -56,7 +57,7 @@ def grouping(node: Any) -> Iterator[str]:
 
 @dataclass
 class Samples:
-    """Series as a scraper keeps them; a series that a scrape does not show ends there."""
+    """Series as a scraper stores them. A series ends at the first scrape that does not show the series."""
 
     series: dict[tuple[str, Labels], list[tuple[float, float]]] = field(default_factory=dict)
     seen: dict[tuple[str, Labels], float] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Samples:
                 yield key[1], points, self.seen[key] < self.last
 
     def value(self, node: Any) -> Vector | float:
-        """The value now: at the last scrape."""
+        """Return the value of a query at the last scrape."""
         return self._value(node)
 
     def _value(self, node: Any) -> Any:
@@ -142,7 +143,7 @@ def _predicted(points: list[tuple[float, float]], seconds: float, ahead: float) 
     return v + slope * (ahead - t)
 
 
-_RANGES: dict[str, tuple[int, Any]] = {  # name -> samples that it needs, what it says of them
+_RANGES: dict[str, tuple[int, Any]] = {  # name -> minimum number of samples, function of the samples
     "increase": (2, _increase),
     "rate": (2, lambda points, seconds: _increase(points, seconds) / seconds),
     "delta": (2, lambda points, seconds: points[-1][1] - points[0][1]),

@@ -1,4 +1,4 @@
-"""Records of Protobuf for tests, written by Google's own library."""
+"""Protobuf records for tests, encoded by the library of Google."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTES = {"shop/note.proto": NOTE}
 
 
 def encode_message(files: ProtoFiles, name: str, row: dict[str, Any]) -> bytes:
-    """A message of these fields, spelled as JSON of Protobuf spells them."""
+    """Encode a message from fields in the JSON mapping of Protobuf."""
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(files.data).file:
         pool.Add(file)

@@ -1,4 +1,4 @@
-"""Configs whose targets hold published rows, for every kind of target."""
+"""Configs with published rows in their targets, for every kind of target."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Row = tuple[int, str | None, int]  # minute, user, n
 
 
 class PublishedTarget:
-    """A config, and the target that its runner would publish to."""
+    """Config, and the target that the runner of this config publishes to."""
 
     def __init__(self, file: Path, ready: Callable[[], None]) -> None:
         self.file, self.pipeline, self._ready = file, toml.load(file), ready

@@ -1,4 +1,4 @@
-"""Pipelines over the real event files, and the answers that are known of them."""
+"""Define pipelines over files of real events, and their known results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
 
 
 def config(name: str, home: Path, query: str, limit: str = "") -> Path:
-    """The pipeline as a TOML file."""
+    """Write the pipeline as a TOML file, and return its path."""
     p = PIPELINES[name]
     sql = f'sql = "{p["sql"]}"' if "sql" in p else ""
     path = home / f"{name}.toml"
@@ -119,7 +119,7 @@ def read_result(home: Path) -> pl.DataFrame:
 
 
 def split_file(file: Path, into: Path, header: int) -> None:
-    """The lines of a file as twelve files of the same kind, in order; modification times ascend."""
+    """Split the lines of a file into twelve files of the same kind, in order, with ascending modification times."""
     into.mkdir()
     packed = file.suffix == ".gz"
     lines = (gzip.decompress(file.read_bytes()) if packed else file.read_bytes()).splitlines(keepends=True)
@@ -133,7 +133,7 @@ def split_file(file: Path, into: Path, header: int) -> None:
 
 
 def check_result(name: str, frame: pl.DataFrame) -> None:
-    """The known answers."""
+    """Compare the result of a pipeline with its known result."""
     n = frame["n"]
     match name:
         case "wiki-hourly":

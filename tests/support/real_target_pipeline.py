@@ -1,4 +1,4 @@
-"""A pipeline in process, as tests drive it, with the targets that its config names."""
+"""An in-process pipeline for tests, with the targets of its config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from slackwater.testing.local_pipeline import LocalPipeline
 
 
 class RealTargetPipeline(LocalPipeline):
-    """With the targets that the config names, opened at each start."""
+    """A local pipeline that opens the targets of its config at each start."""
 
     def _set_targets(self, target_name: str) -> None:
         self._target_name = target_name

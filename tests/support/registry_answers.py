@@ -1,4 +1,4 @@
-"""Fixed answers of a schema registry to the requests of readers, on loopback."""
+"""A schema registry on loopback with fixed answers for readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def serve_answers(find_answer: Callable[[str], Any]) -> Iterator[str]:
-    """A server that answers with what is found for a path, as JSON; its address."""
+    """Run a server that answers each path with JSON, and yield its address."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -32,7 +32,7 @@ def serve_answers(find_answer: Callable[[str], Any]) -> Iterator[str]:
 
 
 def entries(path: str, versions: Sequence[dict[str, Any]]) -> Any:
-    """What it says of a subject: the numbers of its versions, or one of them."""
+    """Return the answer for a subject: its version numbers, or one version."""
     if path.endswith("/versions"):
         return list(range(1, len(versions) + 1))
     return versions[int(path.rsplit("/", 1)[1]) - 1]

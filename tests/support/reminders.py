@@ -1,4 +1,4 @@
-"""A keyed function as a user writes one: reminders for keys without rows, whose timers set timers."""
+"""Keyed functions as users write them: reminders for idle keys, whose timers set timers, and invalid functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import slackwater as sw
 
 
 class Reminders(sw.KeyedFunction):
-    """Emits a reminder `every` milliseconds after the last row of a key, at most `most` times.
+    """Emit a reminder `every` milliseconds after the last row of a key, at most `most` times.
 
     every 10, most 2    0         10        20        30        40
     rows of a key       ●                        ●
@@ -91,7 +91,7 @@ class StuckTimer(sw.KeyedFunction):
 
 
 class UnstorableState(sw.KeyedFunction):
-    """Declares a column of state that is a key."""
+    """Declares a state column with the name of a key column."""
 
     state: ClassVar[Mapping[str, str]] = {"user": "string"}
 

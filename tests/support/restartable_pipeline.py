@@ -1,4 +1,4 @@
-"""A pipeline of one-minute counts that is stopped and started again, with its state, target and name changed between starts.
+"""A pipeline of one-minute counts, whose state, target and name can change between two starts.
 
 input  in/00001.jsonl …   one row per minute and file ─▶ windows of a minute ─▶ a target of any kind
 """
@@ -33,7 +33,7 @@ BEGIN_US = 1_704_067_200_000_000
 
 @dataclass
 class RestartablePipeline:
-    """`target`: one of TARGETS; `state`: "files" or "postgres". `mode`: of tables, "merge" or "append"."""
+    """`target`: one of TARGETS. `state`: "files" or "postgres". `mode`: of tables, "merge" or "append"."""
 
     home: Path
     spark: Any
@@ -62,7 +62,7 @@ class RestartablePipeline:
         return f"{self.id}-results"
 
     def url(self, purpose: str) -> str:
-        """A database of this pipeline for its state or its target."""
+        """Return the URL of the database for the state or the target."""
         if purpose not in self._urls:
             self._urls[purpose] = self.services["postgres"].database(f"{self.id}_{purpose}")
         return self._urls[purpose]
@@ -116,10 +116,10 @@ class RestartablePipeline:
             described["formerly"] = self.formerly
         return sw.pipeline(**{**described, **self.changes})
 
-    # -- what happens ------------------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
     def add(self, *minutes: int) -> None:
-        """One file per minute, in order; a file that is older than another is read first."""
+        """Write one file per minute. Older files are read first."""
         for minute in minutes:
             self._files += 1
             timestamp = f"2024-01-01T{minute // 60:02d}:{minute % 60:02d}:00Z"
@@ -129,7 +129,7 @@ class RestartablePipeline:
             self.expected[minute] += 1
 
     def start(self, flush: bool = False, per: int = 1, **more: Any) -> None:
-        """Run to the end of the input; raises what a start raises."""
+        """Run to the end of the input. Raises the errors of a start."""
         run(
             self.pipeline(per),
             available_now=True,
@@ -146,7 +146,7 @@ class RestartablePipeline:
             self._template(f"{self.id}_state", f"{self.id}_{name}")
 
     def restore_state(self, name: str) -> None:
-        """The copy stays, and can be restored again."""
+        """Restore a copy. The copy remains, and can be restored again."""
         if self.state == "files":
             shutil.rmtree(self.home / "state")
             shutil.copytree(self.home / name, self.home / "state")
@@ -176,23 +176,23 @@ class RestartablePipeline:
             recreate_topic(self.services["kafka"], self.topic)
 
     def recreate_target(self) -> None:
-        """Put another table with the same rows in the place of the target: only its id tells."""
+        """Replace the target by another table with the same rows. Only the id of the table differs."""
         with psycopg.connect(self.url("target"), autocommit=True) as db:
             db.execute("CREATE TABLE other (LIKE counts INCLUDING ALL)")
             db.execute("INSERT INTO other SELECT * FROM counts")
             db.execute("DROP TABLE counts")
             db.execute("ALTER TABLE other RENAME TO counts")
 
-    # -- what came of it ---------------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def rows(self) -> Counter[int]:
-        """The minutes in the target, with their counts; a row that is there twice counts twice."""
+        """Return the minutes in the target with their counts. A duplicate row counts twice."""
         counts_per_minute: Counter[int] = Counter()
         with closing(result_reader(self.pipeline())) as results:
             frame = results.read()
         if frame is not None:
             starts = frame["window_start"]
-            if starts.dtype == pl.String:  # of a topic
+            if starts.dtype == pl.String:  # results from a topic are JSON
                 starts = starts.str.to_datetime(time_unit="us", time_zone="UTC")
             for start, n in zip(starts.dt.timestamp("us").to_list(), frame["n"].to_list(), strict=True):
                 counts_per_minute[(start - BEGIN_US) // MINUTE_US] += int(n)

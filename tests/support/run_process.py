@@ -1,4 +1,4 @@
-"""`slackwater run` in a process of its own, to be killed."""
+"""Start `slackwater run` in a separate process, which a test can kill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def start_run(config: Path, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
-    """It leads a group of processes, its JVM and Python workers among them; what it says is appended to `log` next to the config."""
+    """Start a run that leads a process group with its JVM and workers. Append stderr to `log` next to the config."""
     command = [sys.executable, "-m", "slackwater.cli.main", "run", str(config), "--available-now", *flags]
     with (config.parent / "log").open("ab") as log:
         return subprocess.Popen(

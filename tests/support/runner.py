@@ -1,4 +1,4 @@
-"""Runs pipelines on Spark over JSON-lines files in a directory of its own."""
+"""Fixture that runs pipelines on Spark over JSON-lines files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 @dataclass
 class Runner:
-    """Runs pipelines on Spark over JSON-lines files in a directory of its own."""
+    """Run pipelines on Spark over JSON-lines files in a separate directory."""
 
     spark: Any
     home: Path
@@ -24,7 +24,7 @@ class Runner:
     notices: list[tuple[str, str]] = field(default_factory=list)
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]], folder: str = "in") -> Path:
-        """One input file; modification times ascend with the order of writing, which is the order of reading."""
+        """Write one input file. Modification times ascend, so that files are read in the order of writing."""
         directory = self.home / folder
         directory.mkdir(exist_ok=True)
         path = directory / name
@@ -34,7 +34,7 @@ class Runner:
         return path
 
     def run(self, **settings: Any) -> pl.DataFrame:
-        """Run with --available-now --flush unless told otherwise, and return the whole target, sorted."""
+        """Run with --available-now --flush by default, and return the whole target, sorted."""
         import slackwater as sw
 
         lake = sw.FilesConnection()
@@ -50,12 +50,12 @@ class Runner:
             "on_notice": lambda level, line: self.notices.append((level, line)),
         } | settings
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PySpark's
+            warnings.simplefilter("ignore")  # warnings of PySpark
             sw.run_streaming_pipeline(**run_options)
         return self.output()
 
     def output(self, folder: str = "out") -> pl.DataFrame:
-        """What was published, as one frame sorted by its first columns."""
+        """Return the published rows as one frame, sorted by the first columns."""
         files = sorted((self.home / folder).glob("*.parquet"))
         if not files:
             return pl.DataFrame()

@@ -43,7 +43,7 @@ class RowsInput:
 
 @dataclass(frozen=True)
 class Quiet:
-    """No source returns rows for `ms` milliseconds."""
+    """Interval of `ms` milliseconds in which sources do not return rows."""
 
     ms: int
 
@@ -66,7 +66,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Restart:
-    """Stop and start again with the same state. Fields that are not None change. `target`: the name of another target."""
+    """Stop and start again with the same state. Fields that are not None change. `target` names another target."""
 
     step: StepBase | None = None
     shards: int | None = None
@@ -113,7 +113,7 @@ def run_local(
         script: The items to run.
         schema: The columns of all sources.
         sources: The names of the sources.
-        reshard_after: The index of the item after which the pipeline restarts, and its new number of shards (default 3).
+        reshard_after: The index of the item after which the pipeline restarts, and the number of shards (default 3).
         downstream: A window over the step's results.
         options: The arguments of `build_pipeline` and `LocalPipeline` in `ScriptOptions`.
 

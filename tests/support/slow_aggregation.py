@@ -1,4 +1,4 @@
-"""An aggregation that takes its time, for epochs that have to be long: as many milliseconds as a row says."""
+"""A slow aggregation for tests of long epochs: each row takes the number of milliseconds in the row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _wait(values: pl.Series) -> pl.Series:
 
 
 class SlowSum(sw.Aggregator):
-    """The sum of the milliseconds. Reading rows takes that long."""
+    """A sum of milliseconds that sleeps for the same time when rows are read."""
 
     inputs = {"wait": "bigint"}  # noqa: RUF012 — as users write it
     accumulators = {"waited": "bigint"}  # noqa: RUF012

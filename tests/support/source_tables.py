@@ -1,4 +1,4 @@
-"""Tables of tests that sources read: one of each format, written by its own library, with the same content."""
+"""Delta and Iceberg tables for tests of sources, each written by its library, with the same content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
 
 
 def row(n: int, day: str | None = "a b", **more: Any) -> dict[str, Any]:
-    """One that its number tells; every third has no x."""
+    """Return a row determined by its number. Every third row has no x."""
     instant = START + dt.timedelta(seconds=n, microseconds=n)
     columns = {"user": f"u{n % 3}", "x": None if n % 3 == 2 else n, "price": n / 4, "at": instant}
     return {**columns, "seen": instant.replace(tzinfo=None), "tags": [f"t{n}", None], "day": day, **more}
@@ -61,7 +61,7 @@ class Delta:
         return DeltaTable(self.path)
 
     def append(self, rows: Sequence[dict[str, Any]], columns: pa.Schema = COLUMNS) -> None:
-        """One version; a file for each day."""
+        """Append rows as one version, with one file per day."""
         write_deltalake(self.path, arrow(rows, columns), mode="append", partition_by=["day"])
 
     def delete(self, where: str) -> None:
@@ -91,7 +91,7 @@ class Delta:
         return self.table.version()
 
     def expire(self) -> None:
-        """Delete all versions of the log but the newest, after a checkpoint, and all files that it does not name."""
+        """Write a checkpoint, then delete all older versions of the log and all unreferenced files."""
         self.table.create_checkpoint()
         for path in sorted((self.home / "a table" / "_delta_log").glob("0*.json"))[:-1]:
             path.unlink()
@@ -113,7 +113,7 @@ class Iceberg:
         return self.lake.table()
 
     def append(self, rows: Sequence[dict[str, Any]], columns: pa.Schema = COLUMNS) -> None:
-        """One snapshot; a file for each day."""
+        """Append rows as one snapshot, with one file per day."""
         catalog = self.lake.tables().catalog
         if not catalog.table_exists("shop.events"):
             catalog.create_namespace_if_not_exists("shop")
@@ -126,7 +126,7 @@ class Iceberg:
         self.table.delete(where)
 
     def compact(self) -> None:
-        """What other engines write: the same rows in other files, as a snapshot of the operation replace."""
+        """Rewrite the rows to other files, as other engines do, in a snapshot with the operation replace."""
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
         from pyiceberg.table.snapshots import Operation, Summary
 
@@ -141,7 +141,7 @@ class Iceberg:
             producer.commit()
 
     def delete_by(self, content: str) -> None:
-        """A file of deletes next to the data, as engines write that merge on read: "POSITION_DELETES" or "EQUALITY_DELETES"."""
+        """Add a delete file ("POSITION_DELETES" or "EQUALITY_DELETES"), as merge-on-read engines write it."""
         from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestWriterV2
 
         class Deletes(ManifestWriterV2):
@@ -184,7 +184,7 @@ class Iceberg:
         return "shop.events"
 
     def expire(self) -> None:
-        """All snapshots but the current one."""
+        """Expire all snapshots except the current one."""
         self.lake.expire()
 
     def newest(self) -> int:

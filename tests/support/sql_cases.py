@@ -1,6 +1,6 @@
-"""Configs that Spark accepts and configs that it refuses: what `check` says of them is held against it.
+"""Configs that Spark accepts or refuses, to compare with the verdict of `check`.
 
-One pipeline with places to change; a case is the places that it changes.
+There is one base pipeline with places to change. A case is a dict of changed places.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ ACCEPTED: list[dict[str, str]] = [
     {"schema": 'schema = "user_id STRING COLLATE UTF8_LCASE, amount DOUBLE, ts TIMESTAMP_NTZ, n VARIANT"', "query": "SELECT 'a' AS user_id, amount, _event_ts FROM source"},
 ]  # fmt: skip
 
-# what changes, the key that is reported, what of the line
+# (changed places, reported key, part of the message)
 REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"query": "SELECT user_id, x, amount, _event_ts FROM source, LATERAL explode(tags) AS t(x)"}, "transform.sql", "a lateral subquery"),
     ({"schema": 'schema = "user_id CHAR(3), amount DOUBLE, ts TIMESTAMP, n INT"'}, "sources[0].schema", "use STRING"),
@@ -250,7 +250,7 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     ),
 ]  # fmt: skip
 
-# cannot be read without Spark, which refuses them: what `check` says of the part that it has not checked
+# SQL that only Spark can parse, and that Spark refuses: (changed places, note of `check` about the unchecked part)
 UNREAD: list[tuple[dict[str, str], str]] = [
     ({"query": f"SELECT {_ALL} FORM source"}, 'perhaps because "FORM" should be "FROM"'),
     ({"query": f"SELECT {_ALL} FROM source WEHRE n > 1"}, 'perhaps because "WEHRE" should be "WHERE"'),
@@ -259,7 +259,7 @@ UNREAD: list[tuple[dict[str, str], str]] = [
 ]  # fmt: skip
 
 
-DDL = {  # as Spark's own parser says (tests/spark/test_check_against_spark.py)
+DDL = {  # results of Spark's parser (tests/spark/test_check_against_spark.py)
     "a STRING": {"a": "string"},
     "a: string, b:int": {"a": "string", "b": "int"},
     "a STRING NOT NULL COMMENT 'x, y'": {"a": "string"},

@@ -1,6 +1,6 @@
-"""Random SQL texts over one source and one lookup, by seed: queries that work row by row, queries that do not, and broken ones.
+"""Seeded random SQL texts over one source and one lookup: row-wise queries, other queries, and broken ones.
 
-Half of the names are keywords, which Spark takes as names unless a setting forbids it.
+Half of the names are keywords, which Spark accepts as names unless a setting forbids it.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class Text:
-    """A SQL text. `family`: plain (works row by row, unless the grammar is mistaken), hostile, or broken."""
+    """A SQL text. `family` is plain (row-wise, unless the grammar is wrong), hostile, or broken."""
 
     family: str
     sql: str
 
 
 def make_text(seed: int) -> Text:
-    """The text of a seed."""
+    """Return the text of a seed."""
     rng = Random(seed)
     kind = rng.choices(("plain", "hostile", "broken"), (60, 25, 15))[0]
     if kind == "hostile":
@@ -155,7 +155,7 @@ def _items(rng: Random) -> str:
 
 
 def _written(rng: Random, sql: str) -> str:
-    """Vary the comments, ends, letter case and line breaks of a query without changing what it means."""
+    """Vary the comments, ends, letter case and line breaks of a query without changing its meaning."""
     if rng.random() < 0.2:
         sql += rng.choice(
             (";", " ; ", "; -- the end", " -- the end", "\n/* the; end */", ";;", "; /* a /* nested */ one */")
@@ -172,7 +172,7 @@ def _written(rng: Random, sql: str) -> str:
 
 
 def _broken(rng: Random, sql: str) -> str:
-    """A text with a word missing, doubled, replaced or swapped. It may be a query all the same."""
+    """Remove, double, replace or swap one or two words. The text may still be a valid query."""
     try:
         tokens = [t.text for t in lexer.tokenize(sql)]
     except lexer.SqlLexError:

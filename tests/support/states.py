@@ -1,4 +1,4 @@
-"""Commits and drivers of one stage, for tests that look at one thing of them."""
+"""Create commits, drivers and targets of one stage for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_SOURCE = SourceRecord.model_fields.keys()
 
 
 def commit_of(epoch: int, **fields: Any) -> Commit:
-    """A commit of one stage and one shard; what a stage has of `fields` is the stage's, and a source's clock, too."""
+    """Return a commit of one stage and one shard. Stage fields of `fields`, and source clocks, belong to the stage."""
     counters = fields.pop("counters", {})
     sources = {n: s if isinstance(s, dict) else s.model_dump() for n, s in fields.pop("sources", {}).items()}
     of_stage = {k: fields.pop(k) for k in StageState.model_fields.keys() & fields.keys()}
@@ -29,20 +29,20 @@ def commit_of(epoch: int, **fields: Any) -> Commit:
 def driver_of(
     pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: DriverCallbacks, letters: Any = None
 ) -> EpochDriver:
-    """A driver of a pipeline whose only stage has this logic."""
+    """Return a driver of a pipeline whose only stage has this logic."""
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
     stage = StageRunner(name, stage_pipeline, logic, store, engine, hooks.faults.in_worker)
     return EpochDriver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, target), hooks, letters)
 
 
 def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:
-    """A commit with something else in one of its stages."""
+    """Return the commit with changed fields in one of its stages."""
     stages = list(commit.stages)
     stages[number] = stages[number].model_copy(update=changed)
     return commit.model_copy(update={"stages": tuple(stages)})
 
 
 def target_of(pipeline: Any, logic: Any, state_id: str = "") -> Any:
-    """The only target of a pipeline of one stage."""
+    """Return the only target of a pipeline of one stage."""
     (target,) = create_target_writers(pipeline, dict.fromkeys(pipeline.stage_pipelines, logic), state_id).values()
     return target

@@ -1,4 +1,4 @@
-"""What a runner reports after an epoch, as metrics and traces get it."""
+"""Example statuses of a runner after an epoch, as passed to metrics and traces."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LOGIC = CompiledSessionWindow("p", WINDOW, (KEY,), (bind_aggregation(COUNT, None
 
 
 def rows(*users: str) -> pl.DataFrame:
-    """One open session per user."""
+    """Return one open session per user."""
     count = len(users)
     return pl.DataFrame(
         {
@@ -50,7 +50,7 @@ def open_runner(make: Make) -> Any:
 
 
 def add_epoch(store: Any, before: Commit | None, *users: str) -> Commit:
-    """One more epoch, after which exactly these users have a session."""
+    """Commit an epoch after which exactly these users have a session."""
     epoch = before.epoch + 1 if before else 0
     metas = before.stages[0].segments[0] if before else ()
     shard = store.shard(0, 1, epoch, metas)

@@ -1,4 +1,4 @@
-"""A pipeline of three stages over two sources, in the middle of its rows.
+"""A partly processed pipeline of three stages over two sources.
 
 orders ─▶ sessions ─▶ minutes ─┐
        clicks ─────────────────┴▶ seen (join) ─▶ target
@@ -74,7 +74,7 @@ PARTS = {"orders": ("o-0", "o-1")}
 
 
 def run_pipeline(home: Path, text: str = TEXT) -> Path:
-    """Its config; partition o-1 of the orders holds all watermarks."""
+    """Run the pipeline and return the config file. Partition o-1 of the orders holds all watermarks."""
     file = home / "p.toml"
     file.write_text(text.replace('path = "state"', f'path = "{home / "state"}"'))
     with LocalPipeline(
@@ -88,7 +88,7 @@ def run_pipeline(home: Path, text: str = TEXT) -> Path:
 
 
 def add_commit(file: Path) -> None:
-    """One commit more."""
+    """Add a commit to the state."""
     state = str(file.parent / "state")
     with LocalPipeline(
         toml.load(file), SCHEMA, state_dir=state, capture_losses=False, clock_us=NOON + 60_000_000

@@ -1,4 +1,4 @@
-"""A system that slackwater does not have: numbers, one after the other. What a source that seeks has to bring, and nothing else."""
+"""A custom connector for ascending numbers, with the minimal code that a seekable source needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slackwater.state.commit import SourceRecord
 
 # -- connectors/ticks/description.py ----------------------------------------------------------------------------------------
 class TicksConnection(Connection):
-    """Numbers below `count`, which are seconds since 1970, too."""
+    """Numbers below `count`, which are also seconds since 1970."""
 
     kind: Literal["ticks"] = "ticks"
     count: int = declare_key(integer_parser(0), required="how many numbers there are")
@@ -35,7 +35,7 @@ class TicksConnection(Connection):
 # -- core/offsets/ticks.py ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TicksRead(Offsets):
-    """`next`: the next number."""
+    """Offsets of a ticks source. `next`: the next number."""
 
     connector = "ticks"
 
@@ -82,7 +82,7 @@ TICKS = ConnectorDescription(
 # -- connectors/ticks/source.py -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TicksSource(SelfPlannedSource):
-    """`count`: so many there are."""
+    """A source of `count` numbers."""
 
     count: int
     schema: Any
@@ -119,7 +119,7 @@ class TicksPlanner:
         self._source, self._next = source, first
 
     def stop_at_current_end(self) -> None:
-        """There are no more."""
+        """Do nothing, because the numbers are finite."""
 
     def next(self) -> TicksBatch | None:
         first, most = self._next, self._source.spec.max_messages_per_trigger or self._source.count
@@ -141,7 +141,7 @@ class Ticks(Connector[TicksConnection]):
 
 @contextmanager
 def register_connector() -> Iterator[None]:
-    """Add the description to the table, as its line there would."""
+    """Register the connector for the duration of the context."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TABLE._loaded, "ticks", TICKS)
         yield

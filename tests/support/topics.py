@@ -1,4 +1,4 @@
-"""Topics of a test's own on a real broker: to write to, to read from, and a window over their rows."""
+"""Topics on a real broker, each for one test, with helpers to write and read rows and a window over the rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMA = "user STRING, amount BIGINT"
 
 
 class Topic:
-    """A topic of a test's own. Times are seconds after the start."""
+    """A topic that one test uses. Times are in seconds after the start."""
 
     def __init__(self, broker: Any, name: str, partitions: int = 1) -> None:
         self.broker, self.name = broker, name
@@ -42,7 +42,7 @@ class Topic:
         key: str | None = None,
         headers: list[tuple[str, bytes]] | None = None,
     ) -> None:
-        self._producer.list_topics(self.name, 30)  # so it knows of partitions that came later
+        self._producer.list_topics(self.name, 30)  # fetches partitions that were added later
         for row in rows:
             value = json.dumps(row) if isinstance(row, Mapping) else row
             self._producer.produce(
@@ -57,7 +57,7 @@ class Topic:
 
     @cached_property
     def _producer(self) -> Producer:
-        """One per topic: the broker takes half a second to know an idempotent one."""
+        """Return the producer of the topic. The broker needs half a second to register an idempotent producer."""
         return Producer({"bootstrap.servers": self.broker.address, "log_level": 0, "enable.idempotence": True})
 
     @property
@@ -79,7 +79,7 @@ def topic(kafka: Any, request: pytest.FixtureRequest) -> Make:
 
 
 def minutes(**more: Any) -> Any:
-    """Counts and sums per user and minute."""
+    """Return a window that counts and sums per user and minute."""
     defaults = {
         "kind": "tumbling", "duration_ms": "1m", "group_by": ["user"], "max_groups_per_window": 1000,
         "aggregations": [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="amount", as_="total")],
@@ -88,7 +88,7 @@ def minutes(**more: Any) -> Any:
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
-    """Return once `condition` holds; machines differ in speed, so only a hang is too long."""
+    """Wait until `condition` holds. The limit is long enough for slow machines and only ends a hang."""
     end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -100,10 +100,10 @@ def count_rows(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
 
 
 def wait_for_transactions(address: str, topic: str) -> dict[TopicPartition, int]:
-    """Wait until no transaction of a topic is under way, and return where each partition ends.
+    """Wait until a topic has no open transaction. Return the end offset of each partition.
 
-    A producer's commit returns when the broker has decided on it; that readers of what is committed see the rows
-    follows, a moment later.
+    The commit of a producer returns when the broker has decided the outcome. Readers of committed records see the rows
+    a moment later.
     """
     admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
     parts = [TopicPartition(topic, p) for p in admin.list_topics(topic, timeout=30).topics[topic].partitions]
@@ -118,7 +118,7 @@ def wait_for_transactions(address: str, topic: str) -> dict[TopicPartition, int]
 
 
 def read_messages(address: str, topic: str) -> Iterator[Message[Any, Any]]:
-    """Every committed message of a topic, once, when no transaction of it is under way."""
+    """Yield every committed message of a topic once, after all open transactions have ended."""
     settings = {
         "bootstrap.servers": address,
         "group.id": "look",

@@ -1,4 +1,4 @@
-"""Packages of users, installed into a directory without pip: their files, and the metadata that names their entry points."""
+"""User packages, installed into a directory without pip: their files, and the metadata with their entry points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline of the page's tests that has a dead letter."""
+"""A pipeline with a dead letter, for tests of the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = {f.name: f.polars for f in LETTER}
 
 
 def with_dead_letters(tmp_path: Path) -> Path:
-    """A pipeline with one published letter of a late row of u1."""
+    """Run a pipeline and publish one dead letter for a late row of u1. Return the config file."""
     file = config("session", tmp_path)
     lake = f'[connections.away]\nkind = "files"\n[dead_letter]\nconnection = "away"\npath = "{tmp_path}/away"\n'
     text = file.read_text().replace(

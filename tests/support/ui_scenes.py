@@ -1,14 +1,14 @@
-"""Every state that the page can be in, as pipelines with a server over them: for tests in a browser.
+"""All states of the page, as pipelines with a server each, for browser tests.
 
-scene        what is there                                      its pages
-live         two sources, late and bad rows, a runner up        page, kept commit, bin, key, hot keys, saved file
+scene        contents                                           pages
+live         two sources, late and bad rows, an active runner   page, old commit, bin, key, hot keys, saved file
 letters      late rows as dead letters                          letters, key with late rows
 stages       three stages and a join                            page, stages
-waits        a runner works on the first epoch                  what it says meanwhile
-failed       the first run failed before its first commit       the problem
-finished, died, crashed   the latest run ended, failed, was killed; nobody runs
-long         names, keys and errors as long as they may be
-several      an overview of all of these
+waits        a runner works on the first epoch                  page before the first commit
+failed       the first run failed before its first commit       page with the error
+finished, died, crashed   the latest run ended, failed or was killed; no runner is active
+long         names, keys and errors of maximal length
+several      an overview of all pipelines
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ LONG = "a-name-without-a-blank-" * 4
 
 @dataclass(frozen=True)
 class Scene:
-    """An address, and what it is called."""
+    """A URL and its name."""
 
     name: str
     url: str
 
 
 def record_runs(one: PageSource, *runs: Run) -> None:
-    """Put down runs of a pipeline that nobody runs."""
+    """Record runs of a pipeline that has no active runner."""
     one.store.open()
     for run in runs:
         one.store.save_run(run)
@@ -73,7 +73,7 @@ def session(home: Path, seed: int = 4, rows: int = 120) -> PageSource:
 
 
 def long_names(home: Path) -> PageSource:
-    """Keys, sources and partitions with names of a hundred characters and no blank."""
+    """Return a page source with long names of keys, sources and partitions, without blanks."""
     home.mkdir()
     file = config("session", home)
     file.write_text(file.read_text().replace('name = "web"', f'name = "{LONG[:60]}"'))
@@ -91,7 +91,7 @@ def long_names(home: Path) -> PageSource:
 
 @contextmanager
 def scenes(home: Path) -> Iterator[list[Scene]]:
-    """Servers over all of them, as long as the block lasts."""
+    """Yield all scenes. Their servers run until the end of the block."""
     all_scenes, several = list[Scene](), list[PageSource]()
     with ExitStack() as stack:
 
@@ -154,5 +154,5 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
 
 
 def _with_name(one: PageSource, name: str) -> PageSource:
-    """Return the source under another name. Only the page of several pipelines asks for the name."""
+    """Return the source under another name. Only the page of several pipelines uses the name."""
     return replace(one, pipeline=one.pipeline.model_copy(update={"name": name}))

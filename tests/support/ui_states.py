@@ -1,4 +1,4 @@
-"""States for the tests of the page: pipelines over two sources, one of them with partitions, run in process."""
+"""States for tests of the UI page: in-process runs of pipelines over two sources, one of them with partitions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_pipeline(file: Path, script: Sequence[Any], **more: Any) -> LocalResult:
 
 
 def draw_script(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) -> list[Any]:
-    """A story: time goes on, rows come out of order, some late, some without a time; one partition falls silent, all rest."""
+    """Draw a script with out-of-order, late and bad rows, a partition that becomes silent, and quiet times."""
     dice = random.Random(seed)
     now_us, script = DAY + 9 * 3600 * S, list[Any]()
     names = [f"u{n}" for n in range(users)] + [None, "<script>alert(1)</script>", "a,user=b", 'q"&\u202e#?=%41', ""]
@@ -112,7 +112,7 @@ def draw_script(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) ->
 
 
 def joined_and_counted(home: Path, seed: int = 1, epochs: int = 12, kind: str = "inner") -> None:
-    """A join of orders and payments by user, and behind an inner one a count per minute; its state lies in `home`."""
+    """Run a join of orders and payments by user, and a count per minute after an inner join. The state is in `home`."""
     dice, now_us, script = random.Random(seed), DAY + 9 * 3600 * S, list[Any]()
     for _ in range(epochs):
         now_us += dice.choice([10 * S, 30 * S])

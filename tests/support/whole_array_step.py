@@ -1,6 +1,7 @@
-"""The step of session windows by whole-array operations, as it was before the walk: what the walk is judged by.
+"""A reference implementation of the session window step with whole-array operations.
 
-Kept whole and apart: it uses nothing of `slackwater.windows` but the schema and the merging of a window.
+Tests compare it with the current implementation, the walk. From `slackwater.windows` it uses only the schema and the
+merging of a window.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ def ingest(
 ) -> IngestResult:
     """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
 
-    `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
-    (`drop_new_groups`); None for no bound.
+    `watermark` is the committed watermark of the previous epoch. `room`: the number of keys that may still open a
+    session in this shard (`drop_new_groups`), or None for no limit.
 
                     floor          wm_prev
         closed ......│               │
         row  ●       │  at or below the floor: late
-        row          │ ●   ○─────○   its run holds an open session: used
+        row          │ ●   ○─────○   its run has an open session: used
         row          │ ●             alone, and ts + gap < wm_prev: late
     """
     horizon = logic.horizon(watermark)
@@ -72,9 +73,7 @@ def ingest(
         accepted &= ~shut
 
     unit, run, position = chosen(unit, accepted), renumber(run[accepted]), position[accepted]
-    if len(position) < len(
-        reach
-    ):  # of the rows that are left: one that came late may have the time of one that did not
+    if len(position) < len(reach):  # a rejected row may have the time of an accepted row, so compute the reach again
         reach = reaches(unit.key, unit.start, unit.last)
     if len(position):
         first = np.full(whole.keys, FAR)
@@ -123,10 +122,10 @@ def ingest(
 
 
 def _accepted(logic: CompiledSessionWindow, unit: Unit, run: Int64s, horizon: int) -> Bools:
-    """A run is taken if it holds an open or retained session, or a row with horizon <= ts + gap; else it is late.
+    """Accept a run with an open or retained session or a row with horizon <= ts + gap. Other runs are late.
 
-    Of a run that is taken, rows before its open session that are themselves further back than that stay late: they could
-    chain back to a session that was closed and forgotten, and overlap it.
+    In an accepted run, rows before its open session that are further back than that stay late. They could chain back to
+    a session that was closed and dropped, and overlap it.
     """
     if not len(run):
         return np.zeros(0, dtype=bool)
@@ -139,7 +138,7 @@ def _accepted(logic: CompiledSessionWindow, unit: Unit, run: Int64s, horizon: in
 
 
 def _refused(logic: CompiledSessionWindow, unit: Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
-    """Rows of new keys beyond `room`, which are admitted in order of (first event time, key)."""
+    """Return the rows of new keys beyond `room`. Keys are admitted in order of (first event time, key)."""
     new = accepted & ~had_open[unit.key]
     heads = np.flatnonzero(new)
     heads = heads[first_of_each(renumber(unit.key[heads]))] if len(heads) else heads
@@ -157,13 +156,13 @@ def _refused(logic: CompiledSessionWindow, unit: Unit, accepted: Bools, had_open
 
 
 def pieces(logic: CompiledSessionWindow, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
-    """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together).
+    """Number the pieces: one per run below `limit`, and one per group of overlapping intervals above.
 
-    An interval that reaches across the limit is one of those above: sessions that a larger gap brought together.
+    An interval that crosses the limit counts as above it. It has sessions that a larger gap has merged.
     """
     alone = unit.start > reach
     heads = np.flatnonzero(alone)
-    furthest = np.maximum.reduceat(unit.last, heads)[np.cumsum(alone) - 1]  # of those that overlap
+    furthest = np.maximum.reduceat(unit.last, heads)[np.cumsum(alone) - 1]  # of the overlapping intervals
     new = np.diff(run, prepend=-1) != 0
     new |= (furthest >= limit) & alone
     return np.cumsum(new) - 1
@@ -172,9 +171,9 @@ def pieces(logic: CompiledSessionWindow, unit: Unit, reach: Int64s, run: Int64s,
 def state_of(
     logic: CompiledSessionWindow, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
-    """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys.
+    """Return the new state rows of all keys in `unit` (open and retained intervals) and the floors of these keys.
 
-    A session that the watermark has passed already (a late row's) stays LOOSE: it is visited and comes out.
+    A session of a late row that the watermark has already passed stays LOOSE, so it is visited and emitted.
     """
     frame = unit.frame
     heads, run_heads = first_of_each(piece), first_of_each(run)
@@ -206,7 +205,7 @@ def state_of(
 
 
 def floor_rows(logic: CompiledSessionWindow, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
-    """One FLOOR row per key that has one; `floors` is indexed by key."""
+    """Return one FLOOR row per key with a floor. `floors` is indexed by key."""
     heads = first_of_each(key)
     values = floors[key[heads]]
     has_floor = values != NO_WATERMARK
@@ -234,7 +233,7 @@ class Unit:
     start: Int64s
     last: Int64s
     due: Int64s
-    end: Int64s  # how far its rows reach: last + gap, or what they brought
+    end: Int64s  # the reach of its rows: last + gap, or the largest end by the gap of a row
 
     @classmethod
     def from_frame(cls, logic: CompiledSessionWindow, frame: pl.DataFrame) -> Unit:
@@ -249,16 +248,19 @@ class Unit:
 
     @property
     def is_published(self) -> Bools:
-        """Return, for each interval, whether the target holds it in its present form."""
+        """Return, for each interval, whether the target has it in its present form."""
         return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
 
     def is_expired(self, horizon: int) -> Bools:
-        """Floors, and whole sessions whose close is at or before the horizon (see `CompiledWindow.horizon`)."""
+        """Mark floors, and whole sessions whose close is at or before the horizon (see `CompiledWindow.horizon`)."""
         whole = (self.kind == SETTLED) | (self.kind == TOLD)
         return (self.kind == FLOOR) | (whole & (self.due <= horizon))
 
     def floors(self, reach: int, horizon: int) -> Int64s:
-        """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `CompiledSessionWindow.reach_us`."""
+        """Return per key the floor that is valid at the horizon, or NO_WATERMARK.
+
+        `reach`: see `CompiledSessionWindow.reach_us`.
+        """
         gone = self.is_expired(horizon)
         is_open = ~gone & (self.kind != ROW)
         floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
@@ -267,7 +269,7 @@ class Unit:
 
 
 def acknowledged(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """State rows, those that closed without being written again marked as what they are: emitted as they stand."""
+    """Mark the state rows that closed without a new write as emitted in their present form."""
     if not logic.revises:
         return state
     emitted = (pl.col("__kind") == SETTLED) & (pl.col("__due") <= watermark)
@@ -283,15 +285,16 @@ def first_of_each(key: Int64s) -> Int64s:
 
 
 def per_key(fold: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
-    """Fold `values` per key; `key` is sorted and dense."""
+    """Fold `values` per key. `key` is sorted and dense."""
     result: Int64s = fold.reduceat(values, first_of_each(key)) if len(key) else values  # type: ignore[assignment]
     return result
 
 
 def reaches(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
-    """For each interval, how far the intervals before it (of its key) reach; NO_WATERMARK for a key's first.
+    """Return, for each interval, the reach of the earlier intervals of its key. The first has NO_WATERMARK.
 
-    Intervals that are longer than a point come from the state and do not overlap, so the latest one before reaches furthest.
+    Intervals that are longer than a point are from the state and do not overlap, so the latest earlier one reaches
+    furthest.
     """
     reach = np.full(len(key), NO_WATERMARK)
     if len(key) < 2:
@@ -308,7 +311,7 @@ def renumber(values: Int64s) -> Int64s:
 
 
 def chosen(unit: Unit, mask: Bools) -> Unit:
-    """The chosen rows; keys keep their numbers."""
+    """Return the rows selected by `mask`. Keys retain their numbers."""
     if mask.all():
         return unit
     index = np.flatnonzero(mask)
@@ -324,7 +327,7 @@ def chosen(unit: Unit, mask: Bools) -> Unit:
 
 
 def runs_of(logic: CompiledSessionWindow, unit: Unit) -> tuple[Int64s, Int64s]:
-    """Number the runs of intervals that touch (inclusive), and give how far each one's predecessors' events reach."""
+    """Number the runs of intervals that touch (inclusive). Also return the reach before each interval."""
     reach = reaches(unit.key, unit.start, unit.last)
     if not logic.dynamic:
         return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
@@ -334,7 +337,7 @@ def runs_of(logic: CompiledSessionWindow, unit: Unit) -> tuple[Int64s, Int64s]:
 
 
 def furthest(key: Int64s, end: Int64s) -> Int64s:
-    """For each interval, how far it and those before it (of its key) reach."""
+    """Return, for each interval, the reach of it and of the earlier intervals of its key."""
     order = np.argsort(end, kind="stable")
     rank = np.empty(len(end), dtype=np.int64)
     rank[order] = np.arange(len(end))
@@ -343,7 +346,7 @@ def furthest(key: Int64s, end: Int64s) -> Int64s:
 
 
 def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int64s, Int64s]:
-    """(begin, stop) positions of the runs that span at least the cap."""
+    """Return the (begin, stop) positions of the runs that span at least the cap."""
     heads = np.flatnonzero(np.diff(run, prepend=-1))
     ends = np.append(heads[1:], len(run))
     span = np.maximum.reduceat(last, heads) - start[heads] if len(heads) else heads
@@ -352,9 +355,9 @@ def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int6
 
 
 def find_session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
-    """True where a session begins: at each run, and in a long run at the first piece that reaches the cap.
+    """Mark the start of each session: at each run, and in a long run at the first piece that reaches the cap.
 
-    What follows a cut is a run of its own: where rows bring their own gaps it may fall apart.
+    The rest after a cut is a separate run. With a gap per row, the rest may split again.
 
     cap 10   start 0 ......... 10 .. 13 ........ 20
              [──●──●──●──●──●─)[●─────●──●────────)
@@ -382,16 +385,17 @@ def find_session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, ca
 def assign_rows_behind_watermark(
     logic: CompiledSessionWindow, unit: Unit, run: Int64s, piece: Int64s, watermark: int
 ) -> tuple[Int64s, Bools]:
-    """Rows behind the watermark never move a cut: in a run that reaches the cap each one is placed by itself.
+    """Place each row behind the watermark separately in a run that reaches the cap, so that it never moves a cut.
 
-    Where joining the sessions on both sides would reach the cap it joins the earlier one; where joining even one would,
-    it is late. The session that it joins becomes one piece, and so does the next one if the row touches it: they stay whole.
+    If merging the sessions on both sides would reach the cap, the row joins the earlier session. If joining either
+    session would reach the cap, the row is late. The joined session becomes one piece and stays whole. The next session
+    does so, too, if the row touches it.
 
         gap 20, cap 22    0        10         21   30
-        sessions          [)20                [────)50     21 − 0 < 22, and yet no session: they do not touch
-        a row behind               ● joins the earlier     else 21 would follow it, and 30 be cut off
+        sessions          [)20                [────)50     21 − 0 < 22, but not one session: they do not touch
+        a row behind               ● joins the earlier     otherwise 21 would follow it and 30 would be cut off
 
-    Returns the pieces (renumbered) and which intervals are too late; other runs come back unchanged.
+    Return the renumbered pieces and a mask of the intervals that are too late. Other runs are unchanged.
     """
     too_late = np.zeros(len(run), dtype=bool)
     behind = (unit.kind == ROW) & (unit.start < watermark)
@@ -404,7 +408,7 @@ def assign_rows_behind_watermark(
             _place(unit.start[here], unit.last[here], unit.end[here], behind[here], logic.cap_us, label[here])
             too_late[here] = label[here] == _LATE
     last_placed = np.maximum.accumulate(np.where(too_late, 0, np.arange(len(run))))
-    label = label[last_placed]  # what is late parts no piece
+    label = label[last_placed]  # a late row does not split a piece
     changed = (np.diff(label, prepend=-1) != 0) | (np.diff(run, prepend=-1) != 0)
     return np.cumsum(changed) - 1, too_late
 
@@ -413,9 +417,9 @@ _LATE = -1
 
 
 def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int, label: Int64s) -> None:
-    """Give each row behind the watermark of one run a session; `label`, changed in place, names the pieces.
+    """Give each row behind the watermark of one run a session. `label` numbers the pieces and is changed in place.
 
-    It becomes _LATE for late rows and a number below that for the intervals of a session that is to stay whole.
+    The label is _LATE for late rows, and a number below _LATE for the intervals of a session that must stay whole.
     """
     ahead = np.flatnonzero(~behind)
     sessions: list[_Session] = []
@@ -443,9 +447,9 @@ def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int, la
 
 @dataclass
 class _Session:
-    """A session while late rows are put into a run: first and last event, how far it reaches, its intervals.
+    """A session during the placement of late rows: first and last event, reach and intervals.
 
-    `stays`: whether it is whole from now on, whatever comes.
+    `stays`: whether the session must stay whole.
     """
 
     start: int
@@ -462,7 +466,7 @@ class _Session:
 
 
 def _insert(sessions: list[_Session], row: _Session, cap: int) -> None:
-    """Put one row behind the watermark into the sessions of its run, in place; leave it out if it is late."""
+    """Put one row behind the watermark into the sessions of its run, in place. Omit a late row."""
     ts = row.start
     after = next((i for i, s in enumerate(sessions) if s.start > ts), len(sessions))
     earlier = sessions[after - 1] if after and ts <= sessions[after - 1].end else None
@@ -483,10 +487,11 @@ def _insert(sessions: list[_Session], row: _Session, cap: int) -> None:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The sessions that intervals make if no row comes any more; times in µs.
+    """The sessions that intervals form without further rows. Times are in µs.
 
-    `session`: per interval its session's number; the rest per session. `reach`: how far its rows reach. `is_cut`: the next one
-    begins within that; then `end`, the window's, is at the cap or where the next one begins.
+    `session` has the session number of each interval. The other arrays have one entry per session.
+    `reach`: the reach of the rows. `is_cut`: whether the next session begins within the reach. The `end` of the window
+    of a cut session is at the cap or at the start of the next session.
     """
 
     session: Int64s
@@ -498,7 +503,7 @@ class Arrangement:
 
 
 def arranged(logic: CompiledSessionWindow, unit: Unit) -> Arrangement:
-    """Arrange the intervals of a unit that is not empty into sessions. Only its keys and times count."""
+    """Arrange the intervals of a nonempty unit into sessions. Only the keys and times matter."""
     cap = logic.cap_us
     run, _ = runs_of(logic, unit)
     session = np.cumsum(find_session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
@@ -511,9 +516,10 @@ def arranged(logic: CompiledSessionWindow, unit: Unit) -> Arrangement:
 
 
 def as_told(logic: CompiledSessionWindow, unit: Unit, piece: Int64s) -> Unit:
-    """New rows and intervals of the state (`piece`: what they become), these marked as told where the target holds them still.
+    """Return new rows and state intervals. An interval stays marked TOLD if the target still has its session.
 
-    It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
+    `piece`: the new piece of each row or interval. The target still has a session with the intervals, the end and the
+    finality that it had before the new rows.
     """
     if not unit.is_published.any():
         return unit
@@ -534,14 +540,14 @@ def as_told(logic: CompiledSessionWindow, unit: Unit, piece: Int64s) -> Unit:
 def unlike(
     logic: CompiledSessionWindow, unit: Unit, positions: Int64s, before: Arrangement, after: Arrangement, now: Int64s
 ) -> Unit:
-    """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
+    """Clear the TOLD mark of the intervals whose sessions have changed in intervals or end.
 
-    `positions`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
+    `positions`: positions of the intervals in `before`. `now`: the session of each of these intervals in `after`.
     """
     first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
     same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
     same &= before.end == after.end[first]
-    if logic.allowed_us:  # one that is cut is final at its end
+    if logic.allowed_us:  # a cut session is final at its end
         same &= before.is_cut == after.is_cut[first]
     moved = np.zeros(len(unit.key), dtype=bool)
     moved[positions] = ~same[before.session]
@@ -554,8 +560,8 @@ def unlike(
 def sorted_by_key(frame: pl.DataFrame, keys: list[str], *then: str) -> tuple[pl.DataFrame, Int64s]:
     """Sort by (`__kh`, key, then…) and number the keys 0, 1, … in that order.
 
-    Hashes of different keys may collide; they are told apart by the keys themselves. That sort is slower, so it is only
-    done when two neighbours with one hash differ in their keys.
+    Hashes of different keys may collide. The slower sort by the keys distinguishes them. It runs only if two neighbours
+    with one hash differ in their keys.
     """
     frame = frame.sort(["__kh", *then], maintain_order=True)
     hashes = frame["__kh"].to_numpy()

@@ -1,4 +1,4 @@
-"""States to ask why of: two sources, one of which holds the watermark."""
+"""States for tests of `slackwater why`: two sources, one of which holds back the watermark."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ STORY = [
 def run_pipeline(
     text: str, script: Sequence[RowsInput | Quiet | Crash], types: dict[str, str] = TYPES, **more: Any
 ) -> None:
-    """A pipeline that ran this script and stopped without a flush, its clock at noon."""
+    """Run a pipeline with this script and stop without a flush. The clock is at noon."""
     Path("p.toml").write_text(text)
     window = toml.loads(text).transform.window
     run_options: dict[str, Any] = {
@@ -92,7 +92,10 @@ def run_pipeline(
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """The lines that `slackwater why p.toml …` prints; of an error with its exit code in front."""
+    """Return a function that runs `slackwater why p.toml …` and returns the printed lines.
+
+    An error is returned as one string that begins with the exit code.
+    """
 
     def command(*arguments: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["slackwater", "why", "p.toml", *arguments])

@@ -1,4 +1,4 @@
-"""Columns that are new to a state or a target, and which targets get them: those this state wrote to, from a source with schema_changes."""
+"""Added columns. A target gets them if this state has written it and the source adds columns (schema_changes)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 
 def commit_with_columns(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None = None) -> Commit:
-    """Build a commit whose targets were last written with these columns."""
+    """Build a commit whose targets were last written with `columns`."""
     destinations_by_target = {}
     for name, narrowed in pipeline.per_target.items():
         location = (place, None, None) if place else target_changes.target_location(narrowed.target)
@@ -69,7 +69,7 @@ def commit_with_columns(pipeline: Pipeline, columns: tuple[str, ...] | None, pla
     return commit_of(3, targets=destinations_by_target)
 
 
-def test_a_target_gets_the_added_columns_of_a_source_with_schema_changes(pipeline: Pipeline) -> None:
+def test_target_gets_added_columns_of_a_source_with_schema_changes(pipeline: Pipeline) -> None:
     assert added_columns.targets_accepting_columns(pipeline) == {"one"}
     assert added_columns.added_target_columns(pipeline, commit_with_columns(pipeline, ("k",)), NOW) == {
         "one": {"c": "bigint"}
@@ -91,7 +91,7 @@ def test_a_target_gets_the_added_columns_of_a_source_with_schema_changes(pipelin
     ],
     ids=["no state", "nothing written", "unknown", "written before", "another place"],
 )
-def test_a_table_that_this_state_has_not_written_to_gets_no_columns(pipeline: Pipeline, commit: object) -> None:
+def test_table_that_this_state_never_wrote_gets_no_added_columns(pipeline: Pipeline, commit: object) -> None:
     assert added_columns.added_target_columns(pipeline, commit(pipeline), NOW) == {}  # type: ignore[operator]
 
 
@@ -106,5 +106,5 @@ def test_a_table_that_this_state_has_not_written_to_gets_no_columns(pipeline: Pi
     ],
     ids=["one more", "in another order", "the same", "one is gone", "another type"],
 )
-def test_a_join_continues_when_columns_are_only_added(now: list[list[str]], new: list[list[str]] | None) -> None:
+def test_join_continues_only_if_columns_are_added_to_a_side(now: list[list[str]], new: list[list[str]] | None) -> None:
     assert added_columns.added_side_columns([["k string"], ["x int"]], now) == new

@@ -1,4 +1,4 @@
-"""The pipeline of a backfill and the windows that it writes, without Spark."""
+"""Test the pipeline of a backfill and the windows that it writes, without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pipeline(**more: Any) -> sw.Pipeline:
     return sw.pipeline(**{**settings, **more})
 
 
-def test_a_backfill_has_its_own_name_and_no_letters_or_commit_group() -> None:
+def test_backfill_has_its_own_name_without_dead_letters_or_commit_group() -> None:
     backfill = backfill_pipeline(pipeline(), 0, DAY + 1, None)
     assert backfill.name == "clicks-backfill-19700101T000000Z-19700102T000000.000001Z"
     assert (backfill.dead_letter, backfill.transform.on_error, backfill.transform.step.late_data) == (
@@ -73,7 +73,9 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
         ),
     ],
 )  # fmt: skip
-def test_mistakes_of_a_backfill_are_refused(more: dict[str, Any], into: str | None, problem: str) -> None:
+def test_backfill_with_an_unsuitable_target_window_or_source_is_refused(
+    more: dict[str, Any], into: str | None, problem: str
+) -> None:
     settings = {k: v for k, v in more.items() if not (k == "commit_group" and v is None)}
     spec = pipeline(**settings) if "commit_group" not in more else _without_group(**settings)
     with pytest.raises(StartError, match=problem):
@@ -84,12 +86,12 @@ def _without_group(**more: Any) -> sw.Pipeline:
     return pipeline(**{**more, "commit_group": None})
 
 
-def test_a_range_begins_before_its_end() -> None:
+def test_range_that_does_not_begin_before_its_end_is_refused() -> None:
     with pytest.raises(StartError, match="--from 1970-01-02T00:00:00Z is not before --to 1970-01-02"):
         run_backfill(pipeline(), DAY, DAY)
 
 
-def test_a_join_has_no_windows() -> None:
+def test_backfill_of_a_join_is_refused() -> None:
     join = sw.Join(
         kind="inner", left_source="a", right_source="b", left_keys=["k"], right_keys=["k"], time_window_ms="1m"
     )
@@ -110,12 +112,12 @@ def test_a_join_has_no_windows() -> None:
         ({"gap_ms": "gap", "max_session_duration_ms": "1h"}, 120),
     ],
 )
-def test_the_distance_that_a_backfill_reads_beyond_its_range(lengths: dict[str, Any], minutes: int) -> None:
+def test_backfill_reads_beyond_its_range_by_the_reach_of_a_window(lengths: dict[str, Any], minutes: int) -> None:
     assert reach_us(sw.Window(kind="session", group_by=["u"], aggregations=COUNT, **lengths)) == minutes * 60_000_000
     assert reach_us(sw.Window(**TUMBLING)) == 60_000_000
 
 
-def test_records_are_read_by_their_kafka_time_with_slack() -> None:
+def test_kafka_records_are_selected_by_timestamp_with_slack() -> None:
     span = BackfillRange(since_us=10_000_500, until_us=20_000_500, reach_us=1_000_000, slack_us=2_000_000)
     assert span.rows_us == (9_000_500, 21_000_500)
     assert span.records_ms == (7000, 23_001)
@@ -149,7 +151,7 @@ def windows(*bounds: tuple[int, int | None]) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_windows_of_the_range_are_written_and_the_others_counted(partial: bool) -> None:
+def test_windows_in_the_range_are_written_and_others_are_counted(partial: bool) -> None:
     """The range is [100, 200) and the clock is at 230."""
     memory = _MemoryTarget()
     target = BackfillTarget(memory, sw.Window(**TUMBLING), BackfillRange(100, 200, 60, 0), 230, partial)

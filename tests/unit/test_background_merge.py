@@ -1,4 +1,4 @@
-"""Segments that are merged in the background, and when a merged segment replaces its parts."""
+"""Background merges of segments, and the conditions for the replacement of their parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def metas(text: str) -> tuple[SegmentMetadata, ...]:
     [
         ("abc", "abc", 0, "M"),
         ("abc", "xabcy", 0, "xMy"),
-        ("abc", "xbcy", 0, "xbcy"),  # an epoch has merged "a" itself: its rows would be in the state twice
+        ("abc", "xbcy", 0, "xbcy"),  # an epoch merged "a", whose rows would otherwise be in the state twice
         ("abc", "xab", 0, "xab"),
         ("abc", "xy", 0, "xy"),
         ("dab", "aby", 10, "My"),  # "d" was dropped, because all its rows are expired
@@ -40,9 +40,7 @@ def metas(text: str) -> tuple[SegmentMetadata, ...]:
         ("ab", "axb", 0, "axb"),
     ],
 )
-def test_a_merged_segment_replaces_all_of_its_parts_or_none(
-    parts: str, current: str, watermark: int, after: str
-) -> None:
+def test_merged_segment_replaces_all_of_its_parts_or_none(parts: str, current: str, watermark: int, after: str) -> None:
     segments = SegmentMerge(metas(parts), metas("M")).apply(metas(current), watermark)
     assert "".join(m.file for m in segments) == after
 
@@ -79,7 +77,7 @@ def test_many_segments_are_merged_in_the_background_before_the_next_epoch(store:
     segments = commit_versions(store, range(8))
     assert len(segments) == 8
     wait_for_merges(store)
-    store.collect_garbage()  # segments that no commit names yet are kept
+    store.collect_garbage()  # does not delete segments that no commit names yet
     shard = store.shard(0, 1, 8, segments)
     assert len(shard.metas) == 1
     assert shard.reader(LOGIC).scan().sort("user").equals(rows("a", "b", "c"))
@@ -95,7 +93,7 @@ def test_many_segments_are_merged_in_the_background_before_the_next_epoch(store:
     assert Path(after[0].file).name in names
 
 
-def test_an_epoch_merges_the_segments_that_were_not_merged_in_the_background(
+def test_epoch_merges_segments_that_were_not_merged_in_the_background(
     store: FilesStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store._merger, "schedule_merges", lambda commit: None)
@@ -104,7 +102,7 @@ def test_an_epoch_merges_the_segments_that_were_not_merged_in_the_background(
     assert len(commit_versions(store, range(15, 16), segments)) == 1
 
 
-def test_an_error_of_the_background_merge_ends_the_next_epoch(store: FilesStore) -> None:
+def test_background_merge_error_fails_the_next_epoch(store: FilesStore) -> None:
     segments = commit_versions(store, range(7))
     (Path(store.root) / segments[0].file).write_bytes(b"damaged")
     shard = store.shard(0, 1, 7, segments)
@@ -116,7 +114,7 @@ def test_an_error_of_the_background_merge_ends_the_next_epoch(store: FilesStore)
         store.shard(0, 1, 9, committed)
 
 
-def test_a_store_that_is_closed_writes_no_more(store: FilesStore) -> None:
+def test_closed_store_writes_no_more_segments(store: FilesStore) -> None:
     commit_versions(store, range(8))
     store.close()
     before = sorted((Path(store.root) / "segments").iterdir())

@@ -1,4 +1,4 @@
-"""The value that makes a row bad, and the line of that row."""
+"""Search for the value that makes a row bad, and for the line number of the row."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_json_that_is_not_an_object_is_described(text: str | None, message: str)
     assert describe_undecodable_row(source(), text) == message
 
 
-def test_the_column_that_the_reader_lost_is_reported_first() -> None:
+def test_column_that_the_reader_could_not_decode_is_reported_first() -> None:
     row = {"user": "a", "n": 9, "x": 3}
     assert (
         describe_undecodable_row(source(), json.dumps(row), {"user": "a", "x": 3.0})
@@ -88,12 +88,12 @@ def test_undecodable_binary_formats_have_no_description() -> None:
         ("ts", None, ""),
     ],
 )
-def test_the_bad_event_time_of_a_record_is_described(column: str, row: dict[str, Any] | None, message: str) -> None:
+def test_bad_event_time_of_a_record_is_described(column: str, row: dict[str, Any] | None, message: str) -> None:
     assert describe_event_time(column, row) == message
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_the_line_of_a_bad_csv_row_is_found(tmp_path: Path, name: str) -> None:
+def test_bad_csv_row_is_located_by_line_number(tmp_path: Path, name: str) -> None:
     text = "user,n,ts\nann,1,2024-03-01T09:00:00Z\n\nbob,two,x\nbob,two,x\ncid,,2024-03-01 10:00:00.5Z"
     file = tmp_path / name
     file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
@@ -109,8 +109,8 @@ def test_the_line_of_a_bad_csv_row_is_found(tmp_path: Path, name: str) -> None:
     assert find_lines_in_file(spec, str(file), records) == [4, 2, 6, None, None, None]
 
 
-def test_a_record_that_spark_wrote_again_is_recognised_by_its_values(tmp_path: Path) -> None:
-    """Spark writes a row with a bad time again: without blanks, and with its own spelling of numbers and booleans."""
+def test_record_rewritten_by_spark_is_matched_by_its_values(tmp_path: Path) -> None:
+    """Spark rewrites a row with a bad time, without blanks and with other spellings of numbers and booleans."""
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "ts": "soon"}\n{"ts": "soon", "user": "bob", "more": 1}\n')
     spec = source(schema="user STRING, n BIGINT, ts TIMESTAMP")
@@ -123,7 +123,7 @@ def test_a_record_that_spark_wrote_again_is_recognised_by_its_values(tmp_path: P
     assert find_lines_in_file(spec, str(file), [Record("ann,true,1.5,soon"), Record("ann,true,1.6,soon")]) == [1, None]
 
 
-def test_the_line_of_a_bad_json_record_is_found(tmp_path: Path) -> None:
+def test_bad_json_record_is_located_by_line_number(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "x": 1}\r\n{broken\r\n{"x": 2.0, "user": "ann", "more": []}\r\n')
     spec = source(schema="user STRING, x DOUBLE")
@@ -132,14 +132,14 @@ def test_the_line_of_a_bad_json_record_is_found(tmp_path: Path) -> None:
     file.write_text('{"user": "ann", "s": {"a": 1}}\n')
     assert find_lines_in_file(nested, str(file), [Record(row={"user": "ann", "s": {"a": 1}})]) == [
         None
-    ]  # not distinguishable
+    ]  # rows with nested columns cannot be distinguished
 
 
 @pytest.mark.parametrize(
     "spec",
     [source(multiLine="true"), source(encoding="utf-16"), source(lineSep=";"), source("parquet", "user STRING")],
 )
-def test_files_that_are_not_searched(tmp_path: Path, spec: Source) -> None:
+def test_unsupported_missing_and_remote_files_are_not_searched(tmp_path: Path, spec: Source) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("{broken\n")
     assert find_lines_in_file(spec, str(file), [Record("{broken")]) == [None]

@@ -1,4 +1,4 @@
-"""The figures of the benchmarks, from runs to ratios to lines of a report, without Spark."""
+"""Benchmark figures without Spark: from single runs to ratios to the lines of a report."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def compare_runs(**changed: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_of_case(case: dict[str, Any]) -> dict[str, Any]:
-    """A report of one case."""
+    """Build a report of one case."""
     parts = dict.fromkeys(key for key, _ in PARTS.values())
     machine = figures.machine() | {"load_after": 1.5}
     return {"machine": machine, "options": {"quick": False}, "cases": [case], "failed": [], "took_s": 240.0, **parts}
@@ -77,7 +77,7 @@ def lines(case: dict[str, Any]) -> list[str]:
 
 
 def row_of(report_lines: list[str], heading: str, name: str) -> str:
-    """The line of a case in the table below a heading."""
+    """Return the line of a case in the table below a heading."""
     begins = next(i for i, line in enumerate(report_lines) if heading in line)
     return next(line for line in report_lines[begins:] if line.startswith(name))
 
@@ -108,13 +108,13 @@ def test_the_report_has_both_ratios_with_their_goals() -> None:
     ]
 
 
-def test_an_epoch_far_over_the_floor_misses_its_goal() -> None:
+def test_epoch_far_above_the_floor_misses_its_goal() -> None:
     case = compare_runs(**{FLOOR: run(FLOOR, 0.5, 1.0)})
     assert not case["floor_met"]
     assert row_of(lines(case), "Ratio to the floor", CASE.name).endswith("MISSED")
 
 
-def test_the_floor_emits_nothing_and_its_counts_are_not_compared() -> None:
+def test_differing_outputs_are_reported_except_for_the_floor() -> None:
     assert compare_runs()["same_output"]
     differing = compare_runs(**{ROCKSDB: run(ROCKSDB, 6.0, 8.0, {"rows": 8, "counted": 70})})
     assert not differing["same_output"]
@@ -129,7 +129,7 @@ def test_every_case_has_enough_epochs_for_all_four_engines() -> None:
     assert all(quick(case.stream).epochs > WARM_UP for case in CASES)
 
 
-def test_the_floor_reads_the_files_of_an_epoch_of_every_source(tmp_path: Path) -> None:
+def test_floor_reads_the_files_of_each_epoch_from_every_source(tmp_path: Path) -> None:
     alone = generate(Stream(10, 20, epochs=2), tmp_path)
     assert [[len(paths) for paths in epoch] for epoch in floor.epochs(alone)] == [[FILES_PER_EPOCH]] * 2
     both = generate(Orders(20, step_s=5, within_s=3, epochs=3), tmp_path)
@@ -138,7 +138,7 @@ def test_the_floor_reads_the_files_of_an_epoch_of_every_source(tmp_path: Path) -
     assert [paths[0].name for paths in epochs[2]] == ["00002-0.parquet"] * 2
 
 
-def test_epochs_of_slackwater_are_from_one_status_to_the_next() -> None:
+def test_slackwater_epochs_last_from_one_status_to_the_next() -> None:
     status_times = StatusLog()
     for rows in (5, 0, 7):
         status_times(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_epochs_of_slackwater_are_from_one_status_to_the_next() -> None:
     assert [(b["rows"], b["began"], b["seconds"]) for b in measured] == [(5, 100.0, 1.5), (7, 101.5, 1.75)]
 
 
-def test_epochs_of_the_native_operators_are_as_spark_reports_them() -> None:
+def test_native_operator_epochs_are_those_that_spark_reports() -> None:
     progress = Progress()
     progress.terminated.set()
     progress.batches = [{"rows": 3}]
@@ -174,7 +174,7 @@ def test_failed_cases_are_reported() -> None:
     ]
 
 
-def test_a_report_of_a_release_has_figures_but_no_runs(tmp_path: Path) -> None:
+def test_release_report_has_figures_without_single_runs(tmp_path: Path) -> None:
     of_release = figures.drop_single_runs(report_of_case(compare_runs()))
     assert "runs" not in json.dumps(of_release)
     assert compare.figures_by_system(of_release) == compare.figures_by_system(report_of_case(compare_runs()))
@@ -182,7 +182,7 @@ def test_a_report_of_a_release_has_figures_but_no_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["latest", "../x", "", ".x"])
-def test_a_kept_report_needs_the_name_of_a_release(
+def test_keep_option_requires_a_release_name(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["run", "--keep", name])
@@ -213,7 +213,9 @@ def test_two_reports_are_compared_case_by_case(tmp_path: Path, capsys: pytest.Ca
     assert floor_rows[1][2:] == ["1.25", "0.62", "0.50"]  # relative to the floor of the same run
 
 
-def test_different_machines_are_compared_only_with_unlike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_machines_are_compared_only_with_the_unlike_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     both = reports(tmp_path, cores=64)
     assert compare.main(both) == 1
     output = capsys.readouterr()
@@ -227,14 +229,14 @@ def test_a_smoke_test_is_not_compared_with_a_measurement() -> None:
     assert compare.machine_differences(small, small) == []
 
 
-def test_a_case_of_only_one_report_is_listed_alone(tmp_path: Path) -> None:
+def test_case_in_only_one_report_is_listed_without_a_ratio(tmp_path: Path) -> None:
     old, new = report_of_case(compare_runs()), report_of_case(compare_runs())
     old["cases"] = []
     (line,) = [text for text in compare.lines(old, new) if text.startswith(CASE.name) and f" {FLOOR} " in text]
     assert line.split()[2:5] == ["-", "1.20", "-"]
 
 
-def test_rows_of_an_epoch_of_a_topic_are_dealt_to_its_partitions_in_turn() -> None:
+def test_topic_rows_are_distributed_evenly_over_partitions() -> None:
     topic = Topic("127.0.0.1:1", "events", 24_000, 25)
     assert topic.offsets(0) == {"events": {str(p): 0 for p in range(PARTITIONS)}}
     assert set(topic.offsets(3)["events"].values()) == {6_000}
@@ -258,18 +260,18 @@ def test_growth_over_the_epochs_is_measured() -> None:
     assert long_run.growth(samples[:1])["seconds"] == (9, 9, 1)
 
 
-def test_the_plot_is_one_file_with_a_line_per_figure() -> None:
+def test_long_run_plot_has_a_line_per_figure() -> None:
     samples = [sample_of_epoch(100 * n, open_files=n)._asdict() for n in range(1, 5)]
     plot = ElementTree.fromstring(draw([sample["epoch"] for sample in samples], samples))
     named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Seconds per epoch", "Memory, MiB", "open files: 4", "400"} <= set(named)
     lines_of = list(plot.iter("{http://www.w3.org/2000/svg}polyline"))
-    assert len(lines_of) == len(long_run.FLAT) - 1  # but for the bytes of the state
+    assert len(lines_of) == len(long_run.FLAT) - 1  # except the bytes of the state
     ys = [float(y) for y in re.findall(r",([\d.]+)", lines_of[-3].attrib["points"])]
-    assert ys == sorted(ys, reverse=True) and len(set(ys)) == 4  # up
+    assert ys == sorted(ys, reverse=True) and len(set(ys)) == 4  # the line rises
 
 
-def test_files_are_created_a_few_epochs_ahead_and_deleted_later(tmp_path: Path) -> None:
+def test_input_files_are_created_ahead_and_deleted_later(tmp_path: Path) -> None:
     feed = long_run.Feed(tmp_path / "in")
     feed.reach(0)
     assert len(list((tmp_path / "in").iterdir())) == long_run.AHEAD
@@ -280,7 +282,7 @@ def test_files_are_created_a_few_epochs_ahead_and_deleted_later(tmp_path: Path) 
     assert (again["ts"] - first["ts"]).unique().to_list() == [timedelta(seconds=50)]
 
 
-def test_no_peer_considers_a_generated_record_late() -> None:
+def test_generated_records_are_not_late_for_any_peer() -> None:
     records = workloads.topics(20_000)
     assert {name: frame.height for name, frame in records.items()} == {
         "events": 20_000,
@@ -311,7 +313,7 @@ def test_results_of_peers_are_compared_regardless_of_order_and_format() -> None:
     )
 
 
-def test_the_reference_batch_finds_sessions_and_pairs() -> None:
+def test_reference_batch_computes_sessions_and_join_pairs() -> None:
     rows = {"k": ["a", "a", "a", "b"], "ts": [0, 30_000, 60_001, 5], "v": [1, 2, 3, 4]}
     sessions = workloads.expected(workloads.SESSIONS, {"events": pl.DataFrame(rows)}).sort("k", "window_start")
     assert sessions.rows() == [("a", 0, 60_000, 2, 3, 2), ("a", 60_001, 90_001, 1, 3, 3), ("b", 5, 30_005, 1, 4, 4)]
@@ -355,7 +357,7 @@ def test_memory_beyond_the_native_stores_misses_its_goal() -> None:
     )
 
 
-def test_first_rows_and_latencies_have_goals() -> None:
+def test_first_row_time_and_latency_are_compared_with_goals() -> None:
     measured = report_of_case(compare_runs()) | {
         "first_row_s": {SLACKWATER: 13.0, ROCKSDB: 9.0},
         "latency": {"rows_per_s": 5000, "p50_s": 0.7, "p99_s": 1.6, "windows": 60},

@@ -1,4 +1,4 @@
-"""Test files of pipelines: their keys, how they are found, and how rows are compared and rewritten."""
+"""Test files of pipelines: their keys and discovery, and the comparison and update of rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
     return file
 
 
-# -- what may stand in a file
+# -- keys of a test file
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
         ('clock = "noon"\n[[steps]]\nrows = []', 'clock: found "noon", expected a time'),
     ],
 )
-def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, message: str) -> None:
+def test_invalid_test_file_is_reported_in_one_line_with_its_key(tmp_path: Path, content: str, message: str) -> None:
     file = write_case(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
         LoadedCase.read(file)
@@ -108,7 +108,7 @@ def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, messag
     assert line.startswith(f"{file}: ") and message in line
 
 
-def test_a_mistake_in_the_config_is_reported_with_its_file(tmp_path: Path) -> None:
+def test_invalid_config_is_reported_with_its_file(tmp_path: Path) -> None:
     file = write_case(tmp_path, "[[steps]]\nrows = []")
     (tmp_path / "clicks.toml").write_text(PIPELINE.replace("group_by", "gruop_by"))
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_a_mistake_in_the_config_is_reported_with_its_file(tmp_path: Path) -> No
         LoadedCase.read(file)
 
 
-def test_the_schema_accepts_valid_files_and_refuses_unknown_keys(tmp_path: Path) -> None:
+def test_json_schema_accepts_valid_files_and_refuses_unknown_keys(tmp_path: Path) -> None:
     valid = Draft202012Validator(json_schema.build_schema(case_file.TestCase, "tests"))
     page = DOCS.read_text().partition("```toml\n")[2].partition("```")[0]
     assert not [e.message for e in valid.iter_errors(json.loads(json.dumps(tomllib.loads(page), default=str)))]
@@ -130,10 +130,10 @@ def test_the_schema_accepts_valid_files_and_refuses_unknown_keys(tmp_path: Path)
         assert not valid.is_valid(wrong)
 
 
-# -- where tests are
+# -- discovery of test files
 
 
-def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
+def test_tested_config_is_explicit_or_matched_by_file_name(tmp_path: Path) -> None:
     file = write_case(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
     assert case_file.tested_config(file, None) == tmp_path / "clicks.toml"
     (tmp_path / "clicks-late.toml").write_text(PIPELINE)
@@ -147,7 +147,7 @@ def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
         case_file.tested_config(other, None)
 
 
-def test_case_files_are_found_by_path(tmp_path: Path) -> None:
+def test_case_files_are_discovered_by_directory_config_or_file(tmp_path: Path) -> None:
     one = write_case(tmp_path, "[[steps]]\nrows = []")
     late = write_case(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
     (tmp_path / "other.toml").write_text(PIPELINE)
@@ -161,7 +161,7 @@ def test_case_files_are_found_by_path(tmp_path: Path) -> None:
         case_file.find_cases(tmp_path / "empty")
 
 
-# -- rows against rows
+# -- comparison of rows
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_difference_is_reported_by_row_and_column() -> None:
     ]
 
 
-def test_rows_are_a_multiset_and_unnamed_columns_do_not_count() -> None:
+def test_rows_compare_as_multisets_and_ignore_unlisted_columns() -> None:
     assert not compare_rows([{"n": 1}, {"n": 1}], [{"n": 1, "x": 3}, {"n": 1, "x": 4}], ["n", "x"])
     twice = compare_rows([{"n": 1}], [{"n": 1}, {"n": 1}], ["n"])
     assert (len(twice.unexpected), twice.missing) == (1, [])
@@ -268,7 +268,7 @@ rows = [
 """
 
 
-def test_update_rewrites_what_differs_and_keeps_comments(tmp_path: Path) -> None:
+def test_update_rewrites_only_differing_rows_and_keeps_comments(tmp_path: Path) -> None:
     file = tmp_path / "t.toml"
     file.write_text(FILE)
     rows = case_file.load_case(file).expect.rows[""]
@@ -336,8 +336,11 @@ visits = [
 # -- a pipeline without Spark
 
 
-def test_stages_without_a_target_are_watched() -> None:
-    """w ─▶ x ─▶ target: the rows of w can be read back after crashes and resharding, and are in no table of the result."""
+def test_rows_of_a_stage_without_a_target_can_be_read() -> None:
+    """The rows of w are available after a crash and resharding, and are not in a table of the result.
+
+    w ─▶ x ─▶ target
+    """
     pipeline = pipeline_of_stages(counting_stage("w", "a"), counting_stage("x", "w", "total"))
     rows = [{"k": "x", "v": n, "ts": n * 7_000} for n in range(40)]
 
@@ -358,7 +361,7 @@ def test_stages_without_a_target_are_watched() -> None:
     assert watched_run.stages["w"].height == 14
 
 
-def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
+def test_expected_rows_must_name_one_of_several_targets(tmp_path: Path) -> None:
     file = write_case(tmp_path, "[[steps]]\nrows = []\n[expect]\nrows = []\nstages.vists = []")
     (tmp_path / "clicks.toml").write_text(SEVERAL)
     with pytest.raises(ConfigError) as raised:
@@ -369,12 +372,12 @@ def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
     ]
 
 
-def test_the_example_of_the_page_runs() -> None:
+def test_example_of_the_testing_page_runs() -> None:
     (example,) = [b for b in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "LocalPipeline" in b]
     exec(example, {})
 
 
-def test_the_example_of_the_docstring_runs() -> None:
+def test_docstring_example_of_local_pipeline_runs() -> None:
     assert doctest.testmod(local_pipeline).failed == 0
     assert doctest.testmod(local_pipeline).attempted > 3
 
@@ -409,13 +412,13 @@ def build_pipeline(**more: Any) -> sw.Pipeline:
         ({"gap_ms": "CASE WHEN true THEN 1 END"}, 'gap = "CASE WHEN true THEN 1 END"'),
     ],
 )
-def test_sql_without_a_session_is_refused_by_name(more: dict[str, Any], sql: str) -> None:
+def test_sql_without_a_spark_session_is_refused_and_quoted(more: dict[str, Any], sql: str) -> None:
     with pytest.raises(StartError) as raised:
         LocalPipeline(build_pipeline(**more))
     assert f"clicks: this SQL needs Spark: {sql}; pass a Spark session as session=" in str(raised.value)
 
 
-def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
+def test_config_without_sql_runs_without_spark() -> None:
     time_text = "2024-03-01T{}:00Z".format
     with LocalPipeline(build_pipeline()) as test:
         test.pipe(
@@ -441,11 +444,11 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
         ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, but a row of the test has a value of another type'),
     ],
 )
-def test_invalid_given_rows_are_reported(rows: Any, message: str) -> None:
+def test_invalid_input_rows_are_reported(rows: Any, message: str) -> None:
     with LocalPipeline(build_pipeline()) as test, pytest.raises(sw.SlackwaterError, match=message):
         test.pipe(rows)
 
 
-def test_a_schema_must_be_declared() -> None:
+def test_source_without_a_schema_is_refused() -> None:
     with pytest.raises(StartError, match='source "in" declares no schema; pass schema='):
         LocalPipeline(build_pipeline(source_schema=None))

@@ -1,4 +1,4 @@
-"""The command line without Spark: what it prints, its exit codes, and that no stack trace reaches a user."""
+"""The command line without Spark: output, exit codes and errors without a stack trace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_run_fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None
     monkeypatch.setattr("slackwater.runner.run.run_pipeline", run)
 
 
-def test_check_of_a_good_file_is_one_line(slackwater: Command) -> None:
+def test_check_of_a_valid_file_prints_one_line(slackwater: Command) -> None:
     Path("in").mkdir()
     expected = (
         f'p.toml: ok — session window over 1 source, 2 aggregations, state in files at "{Path.cwd() / "state"}"\n'
@@ -52,7 +52,7 @@ def test_check_adds_notes_for_the_user(slackwater: Command) -> None:
     assert second.startswith("p.toml: note: STATE IS IN MEMORY")
 
 
-def test_check_prints_every_problem_on_its_own_line(slackwater: Command) -> None:
+def test_check_prints_every_problem_on_a_separate_line(slackwater: Command) -> None:
     wrong = (
         GOOD.replace("gap_ms =", "gapp =").replace('["user_id"]', '"user_id"').replace('name = "user', 'nmae = "user')
     )
@@ -69,7 +69,7 @@ def test_check_prints_every_problem_on_its_own_line(slackwater: Command) -> None
     ]
 
 
-def test_one_problem_is_not_problems(slackwater: Command) -> None:
+def test_summary_of_one_problem_is_singular(slackwater: Command) -> None:
     outcome = slackwater("check", "absent.toml")
     expected = "absent.toml: cannot be read (No such file or directory); expected a TOML file\n1 problem\n"
     assert outcome == CommandResult(2, "", expected)
@@ -86,7 +86,7 @@ def test_every_command_reports_broken_toml(slackwater: Command, command: str) ->
 @pytest.mark.parametrize(
     ("base", "how"), [(GOOD, "carried through the SQL"), (TUMBLING, "found by reading the batch a second time")]
 )
-def test_explain_shows_what_dead_letters_of_late_rows_cost(slackwater: Command, base: str, how: str) -> None:
+def test_explain_shows_the_cost_of_dead_letters_of_late_rows(slackwater: Command, base: str, how: str) -> None:
     late = (
         base.replace("group_by", 'late_data = "dlq"\ngroup_by')
         + '\n[dead_letter]\nconnection = "lake"\npath = "letters"\n'
@@ -97,7 +97,7 @@ def test_explain_shows_what_dead_letters_of_late_rows_cost(slackwater: Command, 
     assert f'dead letters: parquet files in "{Path.cwd() / "letters"}", one per epoch' in outcome.out
 
 
-def test_explain_walks_the_stages_of_the_plan(slackwater: Command) -> None:
+def test_explain_prints_the_stages_of_the_plan(slackwater: Command) -> None:
     outcome = slackwater("explain", write(GOOD))
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
@@ -118,28 +118,28 @@ def test_flush_needs_available_now(slackwater: Command) -> None:
     assert outcome.err.startswith("--flush: needs --available-now")
 
 
-def test_the_version(slackwater: Command) -> None:
+def test_version_option_prints_the_version(slackwater: Command) -> None:
     assert slackwater("--version") == CommandResult(0, f"slackwater {__version__}\n", "")
 
 
-def test_no_command_shows_the_help(slackwater: Command) -> None:
+def test_missing_command_shows_the_help(slackwater: Command) -> None:
     outcome = slackwater()
     assert all(word in outcome.out + outcome.err for word in ("run", "check", "explain", "demo"))
 
 
-def test_an_unknown_option_is_a_wrong_command_line(slackwater: Command) -> None:
+def test_unknown_option_exits_with_2(slackwater: Command) -> None:
     assert slackwater("run", write(GOOD), "--fast").code == 2
 
 
 @pytest.mark.parametrize("error", [LockHeldError("held by host 4, process 12"), LimitExceededError("too many groups")])
-def test_slackwater_errors_are_one_line_and_exit_with_1(
+def test_slackwater_error_prints_one_line_and_exits_with_1(
     slackwater: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     make_run_fail(monkeypatch, error)
     assert slackwater("run", write(GOOD)) == CommandResult(1, "", f"error: {error}\n")
 
 
-def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_prints_one_line_and_exits_with_70(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
     make_run_fail(monkeypatch, KeyError("first line\n  at org.apache.spark.Thing\n"))
     outcome = slackwater("run", write(GOOD))
@@ -149,22 +149,20 @@ def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: p
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_an_error_of_a_service_or_the_system_is_not_a_bug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_os_error_is_not_reported_as_an_internal_error(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
     make_run_fail(monkeypatch, PermissionError(13, "Permission denied", "state/x"))
     assert slackwater("run", write(GOOD)) == CommandResult(1, "", 'error: Permission denied: "state/x"\n')
 
 
-def test_a_bug_shows_its_stack_trace_with_slackwater_debug(
-    slackwater: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_internal_error_is_raised_with_slackwater_debug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_DEBUG", "1")
     make_run_fail(monkeypatch, KeyError("gone"))
     with pytest.raises(KeyError, match="gone"):
         slackwater("run", write(GOOD))
 
 
-def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_port_in_use_prevents_the_start(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from slackwater.metrics import Metrics, serve_metrics
 
     make_run_fail(monkeypatch, AssertionError("must not be reached"))
@@ -175,8 +173,8 @@ def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch:
     assert outcome == CommandResult(1, "", expected)
 
 
-def test_check_loads_neither_spark_nor_frames(tmp_path: Path) -> None:
-    """What makes a command slow is what it loads; seconds depend on the machine (`python -m benchmarks.commands`)."""
+def test_check_imports_neither_spark_nor_dataframe_libraries(tmp_path: Path) -> None:
+    """Imports make a command slow. The time depends on the machine (see `python -m benchmarks.commands`)."""
     config = tmp_path / "p.toml"
     config.write_text(GOOD)
     code = f"""

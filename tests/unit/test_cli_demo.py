@@ -1,4 +1,4 @@
-"""The demo without Spark: its click stream, its plot, and what it prints around two runs."""
+"""The demo without Spark: its click stream, its plot, and its output around two runs."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def second_of_day(click: dict[str, Any]) -> float:
     return (dt.datetime.fromisoformat(click["ts"]).replace(tzinfo=None) - MORNING).total_seconds()
 
 
-def test_the_stream_is_the_same_every_time(day: Path, tmp_path: Path) -> None:
+def test_click_stream_is_deterministic(day: Path, tmp_path: Path) -> None:
     generate_clicks(tmp_path, 20_000)
     assert clicks(tmp_path, "web") == clicks(day, "web")
     assert clicks(tmp_path, "app") == clicks(day, "app")
 
 
-def test_every_click_is_there_once_and_within_the_day(day: Path) -> None:
+def test_click_stream_has_all_clicks_within_the_day(day: Path) -> None:
     all_clicks = [c for source in ("web", "app") for part in clicks(day, source) for c in part]
     assert len(all_clicks) == 20_000
     assert 0 <= min(map(second_of_day, all_clicks)) < max(map(second_of_day, all_clicks)) < HOURS * 3600
 
 
-def test_the_app_source_goes_silent_after_a_third_of_the_day(day: Path) -> None:
+def test_app_source_is_silent_after_a_third_of_the_day(day: Path) -> None:
     app, web = clicks(day, "app"), clicks(day, "web")
     assert (len(app), len(web)) == (math.ceil(FILES / 3), FILES)
     assert max(second_of_day(c) for part in app for c in part) < HOURS * 3600 / 3
     assert max(map(second_of_day, web[-1])) > (HOURS - 1) * 3600
 
 
-def test_the_stream_is_out_of_order_and_a_few_clicks_are_hours_late(day: Path) -> None:
+def test_click_stream_is_out_of_order_and_a_few_clicks_are_hours_late(day: Path) -> None:
     newest, overtaken, hours_late = 0.0, 0, 0
     for click in (c for part in clicks(day, "web") for c in part):
         behind = newest - second_of_day(click)
@@ -73,7 +73,7 @@ def test_the_stream_is_out_of_order_and_a_few_clicks_are_hours_late(day: Path) -
     assert hours_late == 8 * (FILES - 2)
 
 
-def test_no_user_makes_most_of_the_clicks_and_noon_is_busier_than_night(day: Path) -> None:
+def test_clicks_are_spread_over_users_and_peak_at_noon(day: Path) -> None:
     web_clicks = [c for part in clicks(day, "web") for c in part]
     users = Counter(c["user_id"] for c in web_clicks)
     assert len(users) > 800
@@ -82,7 +82,7 @@ def test_no_user_makes_most_of_the_clicks_and_noon_is_busier_than_night(day: Pat
     assert hours[6] > 1.5 * hours[0]
 
 
-def test_the_plot_has_a_column_per_bin_where_they_fit() -> None:
+def test_plot_has_one_column_per_bin_if_all_bins_fit() -> None:
     counts = [0] * 144
     counts[0], counts[72] = 4, 2
     title, *plot, axis = plot_activity(counts, 200)
@@ -93,19 +93,19 @@ def test_the_plot_has_a_column_per_bin_where_they_fit() -> None:
 
 
 @pytest.mark.parametrize(("width", "minutes"), [(144, 5), (143, 10), (80, 10), (60, 15), (12, 60)])
-def test_the_plot_fits_the_terminal(width: int, minutes: int) -> None:
+def test_plot_fits_the_width_of_the_terminal(width: int, minutes: int) -> None:
     lines = plot_activity([3] * 144, width)
     assert lines[0].startswith(f"Clicks per {minutes} minutes, ")
     assert all(len(text) <= width for text in lines[1:-1])
     assert max(len(text) for text in lines[1:-1]) == 12 * 60 // minutes
 
 
-def test_a_day_without_clicks_is_an_empty_plot() -> None:
+def test_plot_of_a_day_without_clicks_is_empty() -> None:
     assert plot_activity([0] * 144, 80)[1:-1] == ["", "", "", ""]
 
 
 class FakeEngine:
-    """Write what the two pipelines of the demo would write. `runs` are their names."""
+    """Write results like those of the demo's two pipelines. `runs` are the names of the started pipelines."""
 
     def __init__(self) -> None:
         self.runs: list[str] = []
@@ -131,7 +131,7 @@ class FakeEngine:
         return status
 
 
-def test_the_demo_prints_the_command_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_demo_prints_a_command_that_the_shell_can_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`make demo` activates no environment, so the demo prints the path of the command."""
     bin_dir = tmp_path / "my env" / "bin"
     bin_dir.mkdir(parents=True)
@@ -148,7 +148,7 @@ def test_the_demo_prints_the_command_that_the_shell_finds(monkeypatch: pytest.Mo
     assert program_command() == "slackwater"
 
 
-def test_demo_kafka_with_keep_runs_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_demo_with_keep_runs_until_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = demo_kafka.inspection_hints(Path("/tmp/x/demo-kafka.toml"), "127.0.0.1:1", "postgresql://a@b/c?d=e&f")
     assert "export KAFKA=127.0.0.1:1 WAREHOUSE_URL='postgresql://a@b/c?d=e&f'\n" in shown
     assert " show /tmp/x/demo-kafka.toml\n" in shown
@@ -182,7 +182,7 @@ def demo(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
+def test_demo_prints_counts_sessions_a_plot_and_next_commands(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "kept"
@@ -204,14 +204,14 @@ def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
         assert part in output.out
 
 
-def test_the_configs_of_the_demo_are_good(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_demo_writes_valid_configs(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = tmp_path / "kept"
     assert demo(monkeypatch, "--keep", str(home), "--rows", "1000") == 0
     kinds = [toml.load(home / f"{name}.toml").transform.window.kind for name in ("sessions", "counts")]
     assert kinds == ["session", "tumbling"]
 
 
-def test_a_directory_with_files_is_not_written_to(
+def test_demo_rejects_a_directory_that_is_not_empty(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
@@ -220,7 +220,9 @@ def test_a_directory_with_files_is_not_written_to(
     assert engine.runs == []
 
 
-def test_an_interrupt_ends_the_whole_demo(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_interrupt_stops_the_demo_before_its_second_pipeline(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def interrupted(pipeline: Any, options: RunOptions) -> None:
         engine.runs.append(pipeline.name)
         signal.raise_signal(signal.SIGINT)

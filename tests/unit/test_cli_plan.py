@@ -1,4 +1,4 @@
-"""`slackwater plan` over states of the in-process engine: its lines, its exit codes, and where a rebuild begins."""
+"""`slackwater plan` over states of the in-process engine: output, exit codes, and starting offsets of a rebuild."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """The exit code and the lines of `slackwater plan p.toml …`."""
+    """Return a function that runs `slackwater plan p.toml …` and returns the exit code and the printed lines."""
 
     def command(text: str, *arguments: str) -> tuple[int, list[str]]:
         Path("p.toml").write_text(text)
@@ -58,19 +58,19 @@ def changes_by_key(text: str) -> dict[str, KeyChange]:
     return {c.key: c for c in compared.changes}
 
 
-def test_plan_without_a_state_says_so(say: Say) -> None:
+def test_plan_reports_missing_state(say: Say) -> None:
     assert say(SESSION) == (0, ["law: there is no state yet: the next start creates it"])
     in_memory = TUMBLING.split("[state_store]")[0]
     assert say(in_memory) == (0, ["law: its state is in memory: every start begins with an empty state"])
     assert [p.name for p in Path().iterdir()] == ["p.toml"], "nothing was made"
 
 
-def test_nothing_changed(say: Say) -> None:
+def test_plan_reports_unchanged_config(say: Say) -> None:
     run_pipeline(SESSION, STORY)
     assert say(SESSION) == (0, ["law: state in epoch 2: nothing changed"])
 
 
-def test_plan_shows_changes_with_their_verdicts_and_numbers(say: Say) -> None:
+def test_plan_prints_changes_with_verdicts_and_counts(say: Say) -> None:
     run_pipeline(SESSION, STORY)
     text = (
         SESSION.replace('"10m"', '"20m"').replace('lateness_ms = "1m"', 'lateness_ms = "2m"').replace("[target]", SUM)
@@ -94,7 +94,7 @@ def test_plan_shows_changes_with_their_verdicts_and_numbers(say: Say) -> None:
     )
 
 
-def test_plan_and_start_refuse_a_needed_rebuild_in_the_same_words(say: Say) -> None:
+def test_plan_and_start_report_required_rebuild_with_same_message(say: Say) -> None:
     run_pipeline(SESSION, STORY)
     text = SESSION.replace('"1h"', '"30m"').replace('"max"', '"min"')
     code, lines = say(text)
@@ -147,7 +147,7 @@ def test_plan_prints_json(say: Say) -> None:
         (HOPPING, 'kind = "hopping"\nduration_ms = "10m"\nhop_ms = "5m"', 'kind = "tumbling"\nduration_ms = "10m"', "kind", "rebuild"),
     ],
 )  # fmt: skip
-def test_each_change_has_its_verdict(text: str, old: str, new: str, changed_key: str, verdict: str) -> None:
+def test_each_config_change_has_expected_verdict(text: str, old: str, new: str, changed_key: str, verdict: str) -> None:
     run_pipeline(text, [*STORY, STORY[-1]] if text != SESSION else STORY, flush=True)
     assert old in text
     change = changes_by_key(text.replace(old, new))[changed_key]
@@ -155,7 +155,7 @@ def test_each_change_has_its_verdict(text: str, old: str, new: str, changed_key:
     assert change.how
 
 
-def test_the_rows_of_a_removed_stage_are_dropped() -> None:
+def test_removed_stage_is_migrated_with_warning() -> None:
     run_pipeline(SESSION, STORY)
     one = latest()
     other = one.stages[0].model_copy(update={"name": "other"})
@@ -165,7 +165,7 @@ def test_the_rows_of_a_removed_stage_are_dropped() -> None:
     assert "and open windows; its published results stay" in change.how
 
 
-def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
+def test_state_without_window_description_is_not_migrated() -> None:
     run_pipeline(SESSION, STORY)
     commit = latest()
     bare = commit.model_copy(update={"stages": (commit.stages[0].model_copy(update={"described": {}}),)})
@@ -175,7 +175,7 @@ def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
     assert config_state_comparison.compare_config(toml.loads(SESSION), bare).changes == ()
 
 
-def test_plan_asks_for_the_previous_config_while_an_epoch_is_unpublished(say: Say) -> None:
+def test_plan_requires_previous_config_while_epoch_is_unpublished(say: Say) -> None:
     run_pipeline(SESSION, STORY, flush=True)
     assert latest().staged
     (Path("state/law/published")).write_text("0")
@@ -188,7 +188,7 @@ def test_plan_asks_for_the_previous_config_while_an_epoch_is_unpublished(say: Sa
     assert say(SESSION)[0] == 0
 
 
-def test_plan_takes_about_a_second_without_spark() -> None:
+def test_plan_takes_under_two_seconds_and_does_not_import_spark() -> None:
     """Measure processor time, because the machine may be busy."""
     run_pipeline(SESSION, STORY)
     code = (
@@ -257,12 +257,14 @@ def test_invalid_offsets_are_refused(text: str, message: str) -> None:
         starting(kafka("a"), text)
 
 
-def test_files_begin_with_the_first() -> None:
+def test_files_source_cannot_start_at_latest() -> None:
     with pytest.raises(ConfigError, match='source "web" begins with the first of its files and cannot begin elsewhere'):
         starting(toml.loads(SESSION), "latest")
 
 
-def test_from_needs_rebuild(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_option_requires_rebuild_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("p.toml").write_text(SESSION)
     monkeypatch.setattr(sys, "argv", ["slackwater", "run", "p.toml", "--from", "latest"])
     with pytest.raises(SystemExit):
@@ -270,7 +272,7 @@ def test_from_needs_rebuild(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert "--from: needs --rebuild" in capsys.readouterr().err
 
 
-def test_starting_over_moves_the_state_aside() -> None:
+def test_starting_over_moves_state_to_another_directory() -> None:
     run_pipeline(SESSION, STORY)
     before = sorted(str(p.relative_to("state/law")) for p in Path("state/law").rglob("*"))
     store = FilesStore("state", "law")
@@ -296,7 +298,7 @@ def test_a_damaged_state_can_be_started_over() -> None:
     store.close()
 
 
-def test_a_state_that_cannot_be_moved_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_unchanged_if_move_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     run_pipeline(SESSION, STORY)
 
     def refused(self: Path, target: Path) -> Path:

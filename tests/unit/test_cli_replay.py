@@ -1,4 +1,4 @@
-"""`slackwater dlq replay` before Spark starts: its options, its refusals and its summary."""
+"""`slackwater dlq replay` before Spark starts: its options, errors and summary."""
 
 from __future__ import annotations
 
@@ -60,22 +60,22 @@ def pipeline(home: Path, letters: str = LETTERS) -> object:
     ("text", "expected"),
     [(None, (None, None)), ("3", (3, 3)), ("3..7", (3, 7)), ("3..", (3, None)), ("..7", (None, 7))],
 )
-def test_a_range_of_epochs(text: str | None, expected: tuple[int | None, int | None]) -> None:
+def test_epoch_range_is_parsed(text: str | None, expected: tuple[int | None, int | None]) -> None:
     assert parse_epoch_range(text) == expected
 
 
 @pytest.mark.parametrize("text", ["..", "a..b", "-1", "3-7", ""])
-def test_an_invalid_range_of_epochs_is_refused(text: str) -> None:
+def test_invalid_epoch_range_is_rejected(text: str) -> None:
     with pytest.raises(StartError, match=r"is not a range of epochs; expected A\.\.B, A\.\., \.\.B or a single number"):
         parse_epoch_range(text)
 
 
-def test_a_range_that_is_empty_is_refused() -> None:
+def test_empty_epoch_range_is_rejected() -> None:
     with pytest.raises(StartError, match=r'--epoch "7\.\.3" selects no epochs, because 7 is greater than 3'):
         parse_epoch_range("7..3")
 
 
-def test_the_summary_of_a_replay() -> None:
+def test_replay_summary_counts_dead_letters_by_outcome() -> None:
     outcome = ReplayResult(1200, Counter({"too old": 2, "gone": 5}), 1, Counter({"late": 700, "supersede": 3}))
     assert list(summary_lines(outcome, "orders", dry=False)) == [
         "orders: 1,200 letters applied: 700 windows written, 3 deleted",
@@ -98,7 +98,7 @@ def test_the_summary_of_a_replay() -> None:
     [("web", 'dead letters of source "web" cannot be replayed yet: only those of files, tables and Kafka can be turned back into rows'),
      ("old", 'dead letters of source "old" cannot be replayed: the config has no such source, only web; restore the source, or select')],
 )  # fmt: skip
-def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why: str) -> None:
+def test_dead_letters_of_sources_that_cannot_replay_are_rejected(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
     with pytest.raises(StartError, match=why):
         dead_letter_restoration.restore_source_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
@@ -108,14 +108,14 @@ def all_letters(letters: object) -> object:
     return letters
 
 
-def test_a_config_without_dead_letters(tmp_path: Path) -> None:
+def test_replay_without_a_dead_letter_target_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         StartError, match=r"orders: the config has no \[dead_letter\], so the pipeline stores no dead letters"
     ):
         replay_dead_letters(pipeline(tmp_path, letters=""), all_letters)  # type: ignore[arg-type]
 
 
-def test_a_replay_next_to_a_runner_is_refused(tmp_path: Path) -> None:
+def test_replay_next_to_an_active_runner_is_rejected(tmp_path: Path) -> None:
     spec, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
     store.open()
     with pytest.raises(
@@ -137,7 +137,7 @@ def put_letters(home: Path, *letters: dict[str, object]) -> None:
     )
 
 
-def test_late_letters_of_an_append_only_target_are_refused_before_spark_starts(tmp_path: Path) -> None:
+def test_late_dead_letters_of_an_append_only_target_are_rejected(tmp_path: Path) -> None:
     spec = pipeline(tmp_path, LETTERS + 'format = "json"\n')
     put_letters(tmp_path, LATE_LETTER, BAD_LETTER)
     with pytest.raises(StartError) as refused:
@@ -148,7 +148,7 @@ def test_late_letters_of_an_append_only_target_are_refused_before_spark_starts(t
         'mode = "merge"; '
         "nothing was replayed; to replay the others, pass --reason undecodable"
     )
-    with pytest.raises(StartError, match="there is no state yet"):  # the others would be replayed
+    with pytest.raises(StartError, match="there is no state yet"):  # other dead letters pass this check
         replay_dead_letters(spec, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
 
 
@@ -184,7 +184,9 @@ FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", co
         (f"targets = [{FILES}, {PG}]\n", True, None),
     ],
 )
-def test_check_notes_targets_that_late_letters_cannot_correct(target: str, metadata: bool, why: str | None) -> None:
+def test_check_notes_targets_that_late_dead_letters_cannot_correct(
+    target: str, metadata: bool, why: str | None
+) -> None:
     """`check` agrees with `replay._check_late`."""
     text = config("" if target.startswith("targets") else target, metadata) + PLACES
     notes = list(describe_replay_limits(toml.loads(target + text if target.startswith("targets") else text)))
@@ -194,7 +196,7 @@ def test_check_notes_targets_that_late_letters_cannot_correct(target: str, metad
         assert why in notes[0]
 
 
-def test_before_the_first_run_there_is_nothing_to_replay(tmp_path: Path) -> None:
+def test_replay_before_the_first_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         StartError, match=r"orders: there is no state yet, so there is nothing to replay; run the pipeline first"
     ):

@@ -93,13 +93,13 @@ def test_times_and_ages_are_formatted() -> None:
     ]
 
 
-def test_a_source_is_shown_with_its_lag_and_idleness() -> None:
+def test_source_is_described_with_its_lag_and_idleness() -> None:
     web, app = STATUS.sources
     assert describe_source(web, STATUS) == "web: watermark 2023-11-14 21:56:40Z, 17 m behind the clock"
     assert describe_source(app, STATUS) == "app: no event yet, idle"
 
 
-def test_a_log_line_is_key_and_value() -> None:
+def test_status_is_logged_as_keys_and_values() -> None:
     assert status_line(replace(STATUS, files_done=2, files_total=3)) == (
         "pipeline=clicks epoch=7 rows=100 rows_per_s=200 emitted=4 late=1 open_windows=12 "
         "state_bytes=4096 watermark=2023-11-14T21:56:40Z watermark[web]=2023-11-14T21:56:40Z "
@@ -107,7 +107,7 @@ def test_a_log_line_is_key_and_value() -> None:
     )
 
 
-def test_the_summary_accounts_for_every_row() -> None:
+def test_summary_accounts_for_every_row() -> None:
     assert format_run_summary(STATUS, "clicks", '"out"').splitlines() == [
         "clicks: epoch 7, 1,000 rows in",
         "  950 used, 25 late, 15 refused, 10 bad",
@@ -116,7 +116,7 @@ def test_the_summary_accounts_for_every_row() -> None:
     ]
 
 
-def test_the_summary_counts_the_dead_letters() -> None:
+def test_summary_counts_the_dead_letters() -> None:
     assert "dead letter" not in format_run_summary(
         replace(STATUS, counters=replace(COUNTERS, letters={})), "clicks", '"out"'
     )
@@ -127,27 +127,27 @@ def test_the_summary_counts_the_dead_letters() -> None:
     )
 
 
-def test_the_summary_shows_what_the_sql_filtered() -> None:
+def test_summary_counts_rows_that_the_sql_filtered() -> None:
     status = replace(STATUS, counters=replace(COUNTERS, rows_in=1200))
     assert "  950 used, 25 late, 15 refused, 10 bad, 200 filtered by the SQL" in format_run_summary(
         status, "clicks", '"out"'
     )
 
 
-def test_a_wrong_clock_is_suspected_when_most_rows_are_late() -> None:
+def test_summary_suspects_a_wrong_clock_if_most_rows_are_late() -> None:
     status = replace(STATUS, counters=Counters(rows_in=100, rows_sql=100, rows_used=40, late={"lateness": 60}))
     last = format_run_summary(status, "clicks", '"out"').splitlines()[-1]
     assert last.startswith("  most rows were late, and the newest event time is 2023-11-14 21:56:41Z; if a clock in")
 
 
-def test_a_run_without_input_says_so() -> None:
+def test_summary_of_a_run_without_input_reports_no_commit() -> None:
     assert format_run_summary(None, "clicks", '"out"') == "clicks: nothing new, nothing committed"
 
 
 # -- views -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_live_view_shows_every_number() -> None:
+def test_live_view_shows_every_number_of_the_status() -> None:
     text = render_text(replace(STATUS, files_done=1, files_total=4))
     assert [" ".join(t.replace("━", "").replace("╸", "").replace("╺", "").split()) for t in text.splitlines()] == [
         "clicks",
@@ -163,7 +163,7 @@ def test_the_live_view_shows_every_number() -> None:
     assert "━" in text.splitlines()[-1]
 
 
-def test_the_live_view_has_a_bar_only_if_the_end_is_known() -> None:
+def test_live_view_has_no_progress_bar_if_the_end_is_unknown() -> None:
     assert "━" not in render_text(STATUS)
 
 
@@ -180,7 +180,7 @@ def epochs(lines: list[str]) -> list[str]:
     return [part for text in lines for part in text.split() if part.startswith("epoch=")]
 
 
-def test_log_lines_are_throttled_except_the_first_the_last_and_notable_ones(
+def test_log_lines_are_throttled_except_first_last_and_notable_ones(
     logged_progress: tuple[LogProgress, list[str]],
 ) -> None:
     view, lines = logged_progress
@@ -195,7 +195,7 @@ def test_log_lines_are_throttled_except_the_first_the_last_and_notable_ones(
     assert len(lines) == 4
 
 
-def test_every_epoch_is_logged_at_zero_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_epoch_is_logged_if_the_interval_is_zero(capsys: pytest.CaptureFixture[str]) -> None:
     view = LogProgress(every=0)
     for epoch in range(3):
         view.status(replace(QUIET, epoch=epoch))
@@ -203,7 +203,7 @@ def test_every_epoch_is_logged_at_zero_seconds(capsys: pytest.CaptureFixture[str
     assert epochs(capsys.readouterr().err.splitlines()) == ["epoch=0", "epoch=1", "epoch=2"]
 
 
-def test_a_closed_view_leaves_the_log_as_it_was() -> None:
+def test_closing_the_view_restores_the_logger() -> None:
     log = logging.getLogger("slackwater")
     before = (log.handlers, log.propagate, log.level)
     LogProgress().close()
@@ -213,7 +213,7 @@ def test_a_closed_view_leaves_the_log_as_it_was() -> None:
 # -- run -------------------------------------------------------------------------------------------------------------
 
 
-def test_run_hands_the_flags_on_and_prints_a_summary(
+def test_run_passes_its_flags_to_the_engine_and_prints_a_summary(
     config: Path, engine: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: list[str] = []
@@ -247,9 +247,7 @@ def test_run_hands_the_flags_on_and_prints_a_summary(
     assert " INFO pipeline=clicks epoch=7 " in lines[2]
 
 
-def test_metrics_are_served_during_the_run_and_gone_after_it(
-    config: Path, engine: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_are_served_only_during_the_run(config: Path, engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from urllib.error import URLError
     from urllib.request import urlopen
 
@@ -270,7 +268,7 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
         urlopen(seen[0])
 
 
-def test_a_run_reports_to_other_systems(
+def test_run_reports_to_opentelemetry_and_openlineage(
     config: Path, engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     observer_names: list[str] = []
@@ -288,7 +286,7 @@ def test_a_run_reports_to_other_systems(
 
 
 def test_messages_during_the_start_of_spark_are_not_lost(config: Path) -> None:
-    """Meanwhile the engine redirects descriptor 2 to a file, because Java writes to it."""
+    """While Spark starts, the engine redirects descriptor 2 to a file, because Java writes to it."""
     body = "import os; saved = os.dup(2); os.dup2(os.open(os.devnull, os.O_WRONLY), 2); on_notice('info', 'said'); os.dup2(saved, 2)"
     process = child(config, body)
     _, err = process.communicate(timeout=120)
@@ -297,7 +295,7 @@ def test_messages_during_the_start_of_spark_are_not_lost(config: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_cleanly(config: Path, number: int) -> None:
+def test_signal_stops_the_run_after_the_current_epoch(config: Path, number: int) -> None:
     process = child(config, "stop.wait(30)", "--available-now")
     assert process.stderr is not None
     lines = [process.stderr.readline(), process.stderr.readline()]
@@ -309,8 +307,8 @@ def test_a_signal_ends_the_run_cleanly(config: Path, number: int) -> None:
     assert out.startswith("user-sessions: epoch 7")
 
 
-def test_a_second_interrupt_stops_immediately(config: Path) -> None:
-    """This also holds while the main thread is in one long call, for example while Spark starts."""
+def test_second_interrupt_stops_the_run_immediately(config: Path) -> None:
+    """The main thread may be in one long call, for example while Spark starts."""
     process = child(config, "time.sleep(60)")
     assert process.stderr is not None
     for expected in ("look here", "epoch=7"):
@@ -327,7 +325,7 @@ def test_a_second_interrupt_stops_immediately(config: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_spark_starts_stops_immediately(config: Path, number: int) -> None:
+def test_signal_while_spark_starts_stops_the_run_immediately(config: Path, number: int) -> None:
     """One signal suffices, because no epoch has begun."""
     body = "import slackwater.spark.sessions.spark_session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
     process = child(config, body)
@@ -345,8 +343,8 @@ def test_a_signal_while_spark_starts_stops_immediately(config: Path, number: int
     assert len(err.splitlines()) == 1
 
 
-def test_a_signal_may_arrive_while_the_run_reads_the_stop_event() -> None:
-    """`Event.wait` holds the event's lock for a moment, in the very thread that handles signals."""
+def test_signal_during_a_wait_for_the_stop_event_causes_no_deadlock() -> None:
+    """`Event.wait` holds the lock of the event for a moment, in the thread that handles signals."""
     lines: list[str] = []
 
     class View(LogProgress):
@@ -362,7 +360,7 @@ def test_a_signal_may_arrive_while_the_run_reads_the_stop_event() -> None:
     assert lines == ["stopping after the current epoch"]
 
 
-def test_signals_are_handled_as_before_after_the_run() -> None:
+def test_signal_handlers_are_restored_after_the_run() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     view = LogProgress()
     with stop_on_signals(threading.Event(), view):
@@ -371,7 +369,7 @@ def test_signals_are_handled_as_before_after_the_run() -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_a_terminal_gets_the_live_view(config: Path) -> None:
+def test_live_view_is_shown_on_a_terminal(config: Path) -> None:
     body = 'import logging; logging.getLogger("slackwater").warning("3 late rows dropped")'
     ours, theirs = pty.openpty()
     process = child(config, body, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"})

@@ -1,4 +1,4 @@
-"""`slackwater schema`, the links to the docs that `check` prints, and completion in a shell."""
+"""`slackwater schema`, links from `check` to the docs, and shell completion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slackwater.config.spec_base import find_doc_link, iterate_specs
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_schema_is_printed(slackwater: Command) -> None:
+def test_schema_command_prints_the_json_schema(slackwater: Command) -> None:
     outcome = slackwater("schema")
     assert (outcome.code, outcome.err) == (0, "")
     assert json.loads(outcome.out) == json_schema.build_schema()
@@ -36,7 +36,7 @@ def test_check_links_to_the_docs_of_wrong_keys(slackwater: Command, tmp_path: Pa
     assert places == f"the keys are documented in {page}windows, {page}aggregations, {page}target-and-dead-letters"
 
 
-def test_errors_without_a_key_have_no_link(slackwater: Command, tmp_path: Path) -> None:
+def test_errors_without_a_key_do_not_link_to_the_docs(slackwater: Command, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("name = = 5\n")
     assert "documented" not in slackwater("check", "p.toml").err
     assert "documented" not in slackwater("check", "absent.toml").err
@@ -50,7 +50,7 @@ def test_only_check_links_to_the_docs(slackwater: Command, tmp_path: Path, comma
 
 
 def test_every_section_that_an_error_links_to_exists() -> None:
-    """For each line of the table of errors: a page, and a heading on it."""
+    """Check the page and the heading of the link for each line in the table of errors."""
     places = {find_doc_link(Pipeline, line.partition(": ")[0]) for case in CASES for line in case[3:]}
     places |= {spec.DOC_LINK for spec in iterate_specs(Pipeline)}
     assert len(places) == 12
@@ -62,7 +62,7 @@ def test_every_section_that_an_error_links_to_exists() -> None:
 
 
 def completed(shell: str, line: str) -> str:
-    """Return the completions of a line by the protocol of the shell's completion script."""
+    """Return the completions of a line, requested like the completion script of the shell does."""
     environment = {
         **os.environ,
         "_SLACKWATER_COMPLETE": f"complete_{shell}",
@@ -84,8 +84,8 @@ def test_commands_and_options_are_completed(shell: str) -> None:
     assert "--available-now" in completed(shell, "slackwater run --av")
 
 
-def test_completion_in_a_real_bash(tmp_path: Path) -> None:
-    """The script that is installed, sourced by bash, fills COMPREPLY."""
+def test_completion_script_works_in_bash(tmp_path: Path) -> None:
+    """Source the completion script in bash, which fills COMPREPLY."""
     bin_dir = Path(sys.executable).parent
     shown = subprocess.run(
         [bin_dir / "slackwater", "--show-completion", "bash"],
@@ -110,8 +110,7 @@ def test_completion_in_a_real_bash(tmp_path: Path) -> None:
     assert completed_line.stdout.split() == ["state"]
 
 
-def test_completion_is_installed(tmp_path: Path) -> None:
-    """For bash: the script, and the line in .bashrc that sources it."""
+def test_install_completion_writes_the_script_and_sources_it_in_bashrc(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(Path(sys.executable).parent / "slackwater"), "--install-completion", "bash"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Invalid values of options and keys: one line and exit code 2, never an internal error."""
+"""Invalid values of options and keys are refused, never an internal error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HUGE = "0x" + "f" * 5000
 
 @pytest.mark.parametrize("value", [HUGE, f"[{HUGE}]", f"{{ a = {{ b = {HUGE} }} }}", "0o" + "7" * 9000])
 @pytest.mark.parametrize("key", ["gap_ms", "group_by", "nosuch", "emit_metadata"])
-def test_a_number_beyond_64_bits_is_one_problem(key: str, value: str) -> None:
+def test_number_beyond_64_bits_is_reported_as_one_problem(key: str, value: str) -> None:
     text = swap(BASE, 'gap_ms = "30s"\n' if key == "gap_ms" else 'event_time_column = "ts"\n', f"{key} = {value}\n")
     text = text.replace('group_by = ["user_id"]\n', "") if key == "group_by" else text
     (problem,) = problems(text)
@@ -33,11 +33,11 @@ def test_a_number_beyond_64_bits_is_one_problem(key: str, value: str) -> None:
         ("dlq", "show", "law.toml", "--limit", "9" * 30),
     ],
 )
-def test_a_value_that_no_option_takes_is_refused(line: tuple[str, ...], tmp_path: Path) -> None:
+def test_invalid_option_value_is_refused(line: tuple[str, ...], tmp_path: Path) -> None:
     assert hostile_commands.run(line, tmp_path) == "refused"
 
 
-def test_every_number_of_a_command_line_has_a_bound() -> None:
+def test_every_numeric_option_is_bounded() -> None:
     commands = hostile_commands.commands()
     numbers = [
         (names, parameter)
@@ -47,7 +47,7 @@ def test_every_number_of_a_command_line_has_a_bound() -> None:
     ]
     assert len(numbers) > 12
     unbounded = [(names, p) for names, p in numbers if p.max is None or p.min is None]
-    assert {p.name for _, p in unbounded} == {"status_every", "tolerance"}  # see the next test
+    assert {p.name for _, p in unbounded} == {"status_every", "tolerance"}  # the next test covers these
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_number_of_a_command_line_has_a_bound() -> None:
 @pytest.mark.parametrize(
     ("line", "option"), [(("run", "missing.toml"), "--status-every"), (("diff", "a", "b"), "--tolerance")]
 )
-def test_an_option_of_a_real_number_refuses_other_values_by_name(
+def test_float_option_refuses_invalid_values_by_name(
     line: tuple[str, ...], option: str, value: str, tmp_path: Path
 ) -> None:
     lines: list[str] = []
@@ -66,7 +66,7 @@ def test_an_option_of_a_real_number_refuses_other_values_by_name(
     assert "expected a number from 0 to 1,000,000,000" in shown
 
 
-def test_the_test_of_real_numbers_covers_all_such_options() -> None:
+def test_float_option_test_covers_all_float_options() -> None:
     floats = {
         p.opts[0]
         for command in hostile_commands.commands().values()

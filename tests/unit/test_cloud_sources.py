@@ -10,7 +10,7 @@ from slackwater.connectors.cloud_queues.connector import CloudReader, kinesis_op
 from slackwater.errors import ConfigError
 
 
-def test_a_kinesis_stream() -> None:
+def test_kinesis_stream_becomes_reader_options() -> None:
     reader = kinesis_options("clicks", "eu-west-1")
     assert reader.format == "aws-kinesis"
     assert dict(reader.options) == {
@@ -38,11 +38,11 @@ def test_a_kinesis_stream() -> None:
         ({"region": "cn-north-1"}, "endpointUrl", "https://kinesis.cn-north-1.amazonaws.com.cn"),
     ],
 )
-def test_kinesis_settings(settings: dict[str, Any], option: str, expected: str) -> None:
+def test_each_kinesis_setting_becomes_a_reader_option(settings: dict[str, Any], option: str, expected: str) -> None:
     assert kinesis_options("s", **{"region": "eu-west-1", **settings}).options[f"kinesis.{option}"] == expected
 
 
-def test_every_mistake_of_kinesis_at_once() -> None:
+def test_all_kinesis_mistakes_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         kinesis_options(
             "a b",
@@ -73,7 +73,7 @@ def test_every_mistake_of_kinesis_at_once() -> None:
         ("night", {"project": "1", "location": "us-east1-b"}),
     ],
 )
-def test_a_pubsub_lite_subscription(subscription: str, beside: dict[str, Any]) -> None:
+def test_pubsub_lite_subscription_becomes_reader_options(subscription: str, beside: dict[str, Any]) -> None:
     reader = pubsub_options(subscription, max_records_per_batch=10, **beside)
     assert reader.format == "pubsublite"
     assert dict(reader.options) == {
@@ -83,7 +83,7 @@ def test_a_pubsub_lite_subscription(subscription: str, beside: dict[str, Any]) -
     assert (reader.event_time_column, reader.event_time_unit) == ("publish_timestamp", None)
 
 
-def test_a_pubsub_subscription() -> None:
+def test_pubsub_subscription_becomes_reader_options() -> None:
     reader = pubsub_options("night", project="p", topic="clicks", max_records_per_batch=10)
     assert reader.format == "pubsub"
     assert dict(reader.options) == {
@@ -110,7 +110,7 @@ def test_a_pubsub_subscription() -> None:
         ("night", {"project": "p", "topic": "t", "max_records_per_batch": 0}, ["max_records_per_batch"]),
     ],
 )
-def test_mistakes_of_pubsub(subscription: str, beside: dict[str, Any], keys: list[str]) -> None:
+def test_pubsub_mistakes_are_reported_by_key(subscription: str, beside: dict[str, Any], keys: list[str]) -> None:
     with pytest.raises(ConfigError) as raised:
         pubsub_options(subscription, **beside)
     assert [line.split(":")[0] for line in raised.value.problems] == keys
@@ -124,7 +124,7 @@ def test_mistakes_of_pubsub(subscription: str, beside: dict[str, Any], keys: lis
         (pubsub_options("night", project="p", topic="t"), "Databricks"),
     ],
 )
-def test_a_missing_cloud_connector_names_its_package(reader: CloudReader, advice: str) -> None:
+def test_missing_cloud_connector_error_names_the_package(reader: CloudReader, advice: str) -> None:
     unknown = Exception(f"[DATA_SOURCE_NOT_FOUND] Failed to find the data source: {reader.format}. Make sure …")
     error = reader.missing_connector_error(unknown)
     assert error is not None and advice in str(error) and "\n" not in str(error)

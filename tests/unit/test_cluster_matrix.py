@@ -1,4 +1,4 @@
-"""The fault matrix of a cluster: its cells, and how new rows replace rows of the page."""
+"""The fault matrix of a cluster: the order of the cells, the rows of the page, and the counts of requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.e2e.matrices.cluster_matrix import FAULTS, KINDS, STORES, in_turn, pe
 from tests.e2e.matrices.results_table import Table
 
 
-def test_each_cell_appears_once_and_the_first_ones_have_each_fault_of_each_kind() -> None:
+def test_each_cell_appears_once_and_early_cells_cover_all_kinds_and_faults() -> None:
     cells = list(in_turn(KINDS, list(STORES), FAULTS))
     expected = {(k, s, f) for k in KINDS for s in STORES for f in FAULTS if f != "storage" or s == "s3"}
     assert len(cells) == len(expected) == 52 and set(cells) == expected
@@ -18,7 +18,7 @@ def test_each_cell_appears_once_and_the_first_ones_have_each_fault_of_each_kind(
     assert list(in_turn(["join"], ["files"], FAULTS)) == [("join", "files", f) for f in FAULTS[:-1]]
 
 
-def test_a_new_row_replaces_the_row_of_its_cell_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
+def test_new_row_replaces_only_the_row_of_the_same_cell_on_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n\n<!-- cluster -->\n\n## Next\n\n<!-- kills -->\n\n| a |\n")
     table = Table("cluster", ["kind", "fault", "lost"], 2, page)
@@ -34,7 +34,7 @@ def test_a_new_row_replaces_the_row_of_its_cell_and_the_rest_of_the_page_stays(t
     assert page.read_text() == f"before\n\n<!-- cluster -->\n\n{rows}\n## Next\n\n<!-- kills -->\n\n| a |\n"
 
 
-def test_requests_are_counted_by_purpose() -> None:
+def test_requests_are_counted_by_method_and_folder() -> None:
     seen = [
         ("PUT", "/b/state/p/segments/1-0.arrow"),
         ("PUT", "/b/state/p/segments/1-1.arrow"),

@@ -1,4 +1,4 @@
-"""The description of each connector agrees with its connection and with its Connector."""
+"""The description of each connector agrees with the connection class and with the Connector class."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_connector_info_agrees_with_its_connection(kind: str) -> None:
         assert info.location_text(target).split()[-1].strip('"') in info.write_text(target, True, False)
 
 
-def test_a_dataframe_adds_no_columns() -> None:
+def test_dataframe_source_does_not_have_metadata_columns() -> None:
     assert metadata_columns(None) == ()
 
 
-def test_connector_info_loads_no_client_libraries() -> None:
+def test_connector_info_does_not_import_client_libraries() -> None:
     heavy = ("pyspark", "polars", "confluent_kafka", "psycopg", "deltalake", "pyiceberg")
     code = f"import sys; from slackwater.config.connector_description import CONNECTORS; dict(CONNECTORS); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,4 +1,4 @@
-"""Unit tests of hashes, sketches, segments and the plan."""
+"""Unit tests of hashes, sketches, segments, checkpoints and the plan."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from slackwater.windows.aggregations import sketches
 from slackwater.windows.state_layout import DueRowFilter
 
 
-def test_importing_loads_nothing_heavy() -> None:
+def test_import_of_slackwater_loads_no_heavy_library() -> None:
     code = "import sys, slackwater; print([m for m in ('pyspark', 'pandas', 'polars', 'pyarrow', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_session_ids_never_change() -> None:
+def test_session_ids_are_stable_across_versions() -> None:
     frame = pl.DataFrame({"user": ["ann", None], "n": [1, 2], "s": [0, -5]})
     ids = session_ids(frame, [Field("user", "string"), Field("n", "bigint")], "s")
     assert ids.to_list() == [3375880392915754622, -7928412231905285644]
 
 
-def test_key_hashes_spread_and_panes_mix() -> None:
+def test_key_hashes_balance_the_shards_and_pane_hashes_are_unique() -> None:
     hashes = np.array([spark_xxhash64((f"u{n}",), (Field("k", "string"),)) for n in range(4000)])
     counts = np.bincount(shard_of(hashes, 4))
     assert counts.min() > 900
@@ -54,7 +54,7 @@ def test_key_hashes_spread_and_panes_mix() -> None:
 
 
 @pytest.mark.parametrize("distinct", [0, 1, 100, 5_000, 200_000])
-def test_sketches_estimate_within_their_error_in_any_order_and_batching(distinct: int) -> None:
+def test_sketch_estimates_are_within_the_error_for_any_batching(distinct: int) -> None:
     values = np.random.default_rng(distinct).integers(-(2**63), 2**63 - 1, distinct, dtype=np.int64)
     coupons = sketches.hash_coupons(pl.Series("c", np.concatenate([values, values[: distinct // 2]])), 14)
 
@@ -95,7 +95,7 @@ def write_segment(home: Path, name: str, frame: pl.DataFrame) -> SegmentMetadata
     )  # fmt: skip
 
 
-def test_the_newest_version_of_a_row_wins_and_deleted_rows_disappear(tmp_path: Path) -> None:
+def test_segment_reader_returns_newest_versions_without_deleted_rows(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
     parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
     metas = [write_segment(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
@@ -108,7 +108,7 @@ def test_the_newest_version_of_a_row_wins_and_deleted_rows_disappear(tmp_path: P
     assert reader.due(nothing).is_empty()
 
 
-def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
+def test_damaged_segment_file_is_reported_by_name(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
     meta = write_segment(tmp_path, "0.arrow", frame_of(h1=1))
     (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
@@ -116,7 +116,7 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
         segments.SegmentReader(segments.list_segments(LocalStorage(str(tmp_path)), [meta]), {}).scan()
 
 
-def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:
+def test_segments_of_one_size_are_merged_without_a_larger_segment() -> None:
     def metas(*rows: int) -> list[SegmentMetadata]:
         return [SegmentMetadata(file="", rows=r, bytes=0, first_due=0, last_due=0, close=0, dead=0) for r in rows]
 
@@ -134,7 +134,7 @@ def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None
     assert sum(sizes) == 100_000
 
 
-def test_a_limit_is_divided_among_the_shards() -> None:
+def test_group_limit_is_divided_among_the_shards() -> None:
     assert [divide_group_limit(10, 4, n) for n in range(4)] == [3, 3, 2, 2]
 
 
@@ -161,12 +161,12 @@ def test_explain_shows_the_guarantee_and_the_state_size() -> None:
     assert explain.build_plan(console).guarantee.startswith("at least once")
 
 
-def test_dates_and_times_hash_as_spark_hashes_them() -> None:
+def test_date_is_hashed_as_the_number_of_days_since_1970() -> None:
     day = Field("d", "date")
     assert spark_xxhash64((dt.date(1970, 1, 2),), (day,)) == spark_xxhash64((1,), (Field("i", "int"),))
 
 
-def test_files_that_were_read_are_remembered_in_few_files(tmp_path: Path) -> None:
+def test_processed_files_are_stored_in_a_bounded_number_of_lists(tmp_path: Path) -> None:
     offsets, store = FileOffsets(), FilesStore(tmp_path, "p")
     store.open()
     for n in range(200):
@@ -182,7 +182,7 @@ def make_source(name: str) -> files_source.FilesSource:
     return files_source.FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
 
 
-def test_a_new_checkpoint_continues_where_the_state_ends(tmp_path: Path) -> None:
+def test_new_checkpoint_continues_at_the_offsets_of_the_state(tmp_path: Path) -> None:
     store = FilesStore(tmp_path, "p")
     store.open()
     seen = [files_source.FileEntry("file:///in/a%20b.json", 7), files_source.FileEntry("file:///in/c.json", 8)]
@@ -206,7 +206,7 @@ def test_a_new_checkpoint_continues_where_the_state_ends(tmp_path: Path) -> None
     store.close()
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+def test_damaged_checkpoint_file_is_reported_by_name(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("v1")
     with pytest.raises(EpochError, match=r"checkpoint file .* is missing or damaged; delete the directory"):

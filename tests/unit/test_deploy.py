@@ -81,12 +81,12 @@ def test_every_query_uses_existing_metrics_and_labels(query: str, labels_by_name
 
 
 @pytest.mark.parametrize("broken", ["slackwater_streaming_rows", 'slackwater_streaming_epoch{source="a"}', "sum("])
-def test_a_wrong_query_is_found(broken: str, labels_by_name: dict[str, set[str]]) -> None:
+def test_query_with_unknown_metric_or_label_is_rejected(broken: str, labels_by_name: dict[str, set[str]]) -> None:
     with pytest.raises((AssertionError, ValueError)):
         test_every_query_uses_existing_metrics_and_labels(broken, labels_by_name)
 
 
-def test_labels_that_are_grouped_and_joined_by_are_seen() -> None:
+def test_grouping_includes_labels_of_aggregations_and_joins() -> None:
     tree = parsed("sum by (pipeline, le) (rate(a[5m])) / on (source) group_left () sum by (side) (b)")
     assert set(grouping(tree)) == {"pipeline", "le", "source", "side"}
 
@@ -96,7 +96,7 @@ def test_every_metric_is_on_the_dashboard(labels_by_name: dict[str, set[str]]) -
     assert set(labels_by_name) - shown == {"up"}
 
 
-def test_every_metric_is_in_the_docs(labels_by_name: dict[str, set[str]]) -> None:
+def test_every_metric_is_documented(labels_by_name: dict[str, set[str]]) -> None:
     page = (ROOT / "docs/metrics.md").read_text()
     names = {
         n.removeprefix(PREFIX) for n in labels_by_name if not n.endswith(("_bucket", "_count", "_sum")) and n != "up"
@@ -107,7 +107,7 @@ def test_every_metric_is_in_the_docs(labels_by_name: dict[str, set[str]]) -> Non
 # -- the dashboard -----------------------------------------------------------------------------------------------------
 
 
-def test_the_dashboard_is_valid_for_grafana() -> None:
+def test_dashboard_is_valid_for_grafana() -> None:
     assert DASHBOARD["id"] is None  # otherwise it would replace another dashboard
     assert DASHBOARD["uid"] == "slackwater"
     ids = [p["id"] for p in DASHBOARD["panels"]]
@@ -135,11 +135,11 @@ def test_dashboard_panels_do_not_overlap() -> None:
                 assert taken.setdefault((x, y), panel["id"]) == panel["id"]
 
 
-# -- the rules ---------------------------------------------------------------------------------------------------------
+# -- the alert rules ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[r["alert"] for r in RULES])
-def test_an_alert_rule_has_a_description_and_a_runbook_link(rule: dict[str, Any]) -> None:
+def test_alert_rule_has_a_description_and_a_runbook_link(rule: dict[str, Any]) -> None:
     assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"\d+[mh]", rule["for"])
     assert rule["labels"]["severity"] in ("warning", "critical")
@@ -153,7 +153,7 @@ def test_alert_rules_have_unique_names() -> None:
     assert len({r["alert"] for r in RULES}) == len(RULES)
 
 
-def test_the_commands_that_messages_name_exist() -> None:
+def test_commands_in_alert_and_panel_descriptions_exist() -> None:
     texts = [r["annotations"]["description"] for r in RULES] + [p["description"] for p in PANELS]
     named = {m for text in texts for m in re.findall(r"slackwater ([a-z]+(?: [a-z-]+)?) FILE", text)}
     assert {"why", "outbox show", "dlq list", "state sizes"} <= named
@@ -163,7 +163,7 @@ def test_the_commands_that_messages_name_exist() -> None:
             command = command.commands[word]
 
 
-def test_the_plan_warns_of_a_large_state() -> None:
+def test_large_state_alert_has_the_threshold_of_the_config_warning() -> None:
     rule = next(r for r in RULES if r["alert"] == "SlackwaterStateLarge")
     assert rule["expr"] == f"{PREFIX}state_bytes > {config_warnings.DEFAULT_GIB * config_warnings.GIB}"
 
@@ -222,7 +222,7 @@ class Simulated:
 
 
 def fired_alerts(minutes: int, change: Change) -> set[str]:
-    """The alerts that are on at any time after the first hour."""
+    """Return the alerts that fire after the first five minutes of a run."""
     run, on = Simulated(), set[str]()
     pending: dict[str, float] = {}
     trees = {r["alert"]: parsed(r["expr"]) for r in RULES}
@@ -291,21 +291,21 @@ CASES: dict[str, tuple[int, Change, set[str]]] = {
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_an_alert_fires_when_it_should(alert: str) -> None:
+def test_alert_fires_for_its_condition_and_no_other_alert_fires(alert: str) -> None:
     minutes, change, others = CASES[alert]
     assert fired_alerts(minutes, change) - others == {alert}
 
 
-def test_every_alert_is_tried() -> None:
+def test_every_alert_has_a_case() -> None:
     assert set(CASES) == {r["alert"] for r in RULES}
 
 
-def test_nothing_fires_while_all_is_well() -> None:
+def test_no_alert_fires_for_a_healthy_pipeline() -> None:
     assert fired_alerts(120, healthy_but_slow) == set()
 
 
-def test_a_pipeline_that_catches_up_is_not_alerted() -> None:
-    """A day behind after a weekend, and four times as fast as the clock."""
+def test_no_alert_fires_while_a_pipeline_catches_up() -> None:
+    """The pipeline starts a day behind and reads four times as fast as the clock."""
     assert fired_alerts(60, lambda m, g: g.update(behind=86_400.0 - 180.0 * m)) == set()
 
 
@@ -317,8 +317,8 @@ def test_no_alert_fires_after_a_short_publishing_failure() -> None:
     assert fired_alerts(60, change) == set()
 
 
-def test_the_arithmetic_is_that_of_prometheus() -> None:
-    """On series whose answers are known."""
+def test_promql_functions_give_the_results_of_prometheus() -> None:
+    """Evaluate functions on series with known results."""
     samples = Samples()
     for i, value in enumerate([0.0, 10, 20, 5, 15]):
         samples.scrape(60.0 * i, [("a", {"p": "x"}, value), ("b", {"p": "x"}, 100.0 * i)])
@@ -335,7 +335,7 @@ def test_the_arithmetic_is_that_of_prometheus() -> None:
     assert now("a > 10 and b < 100") == {}
     assert now("time() - a") == {key: 225}
     samples.scrape(300.0, [("b", {"p": "x"}, 1.0)])
-    assert now("a") == {}  # it ended
+    assert now("a") == {}  # the series ended
     assert now("last_over_time(a[10m])") == {key: 15}
     for le, count in (("1.0", 10), ("2.0", 30), ("+Inf", 40)):
         samples.scrape(360.0, [("h", {"le": le}, count)])

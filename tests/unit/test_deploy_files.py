@@ -1,4 +1,4 @@
-"""The image, the manifests and the compose file in deploy/ are valid and agree with each other and with the command line."""
+"""Check that the image, the manifests and the compose file in deploy/ are valid, and agree with the command line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_schema_refuses_an_invalid_manifest(path: tuple[Any, ...], value: An
     assert schema_violations(document)
 
 
-def test_one_runner_that_ends_before_the_next_one_starts() -> None:
+def test_deployment_stops_its_only_runner_before_the_next_one_starts() -> None:
     spec = deploy_files.deployment()["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
@@ -77,7 +77,7 @@ def test_one_runner_that_ends_before_the_next_one_starts() -> None:
     assert spec["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_the_pod_uses_existing_options_and_existing_probes() -> None:
+def test_pod_uses_existing_command_options_and_probe_paths() -> None:
     pod = deploy_files.deployment()["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     options = parse_options(container["args"])
@@ -92,7 +92,7 @@ def test_the_pod_uses_existing_options_and_existing_probes() -> None:
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == PORT
 
 
-def test_the_pod_has_minimal_rights_and_can_write_where_it_must() -> None:
+def test_pod_has_minimal_privileges_and_writable_volumes() -> None:
     spec = deploy_files.deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     ((_, user),) = [i for i in deploy_files.read_last_stage() if i[0] == "USER"]
@@ -110,7 +110,7 @@ def test_the_pod_has_minimal_rights_and_can_write_where_it_must() -> None:
     assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
 
 
-def test_names_in_the_manifests_agree() -> None:
+def test_resource_names_agree_across_manifests() -> None:
     documents = {d["kind"]: d for d in deploy_files.read_kubernetes_documents()}
     spec = deploy_files.deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -200,7 +200,7 @@ def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
     assert deploy_files.services()["pipeline"]["image"] == f"slackwater:{project['version']}"
 
 
-def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connector_jars_of_the_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = [rest for _, rest in deploy_files.read_dockerfile() if "slackwater prepare" in rest]
     names = re.findall(r"--with (\w+)", line)
     modules: list[str] = []

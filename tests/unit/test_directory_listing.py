@@ -1,4 +1,4 @@
-"""The listing finds the same files as Spark's file stream. `tests/spark/test_planned_files.py` compares it with Spark."""
+"""Directory listings of the files that Spark's file stream reads. Compare `tests/spark/test_planned_files.py`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def listed_files(home: Path, pattern: str = "", **more: object) -> list[str]:
         ("{,x}y", ["y", "xy"]),
     ],
 )
-def test_braces_are_choices(pattern: str, expected: list[str]) -> None:
+def test_braces_in_a_pattern_expand_to_alternatives(pattern: str, expected: list[str]) -> None:
     assert directory_listing.expand_braces(pattern) == expected
 
 
@@ -58,17 +58,17 @@ def test_patterns_match_as_in_hadoop(pattern: str, yes: list[str], no: list[str]
 
 
 @pytest.mark.parametrize("pattern", ["{a", "[a", "a\\", "[z-a]"])
-def test_an_invalid_pattern_is_refused(pattern: str) -> None:
+def test_invalid_pattern_is_rejected(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"not closed|escapes nothing|is not a pattern"):
         directory_listing.matches_pattern(pattern, "a")
 
 
-def test_hidden_names() -> None:
+def test_hidden_file_names_are_recognized() -> None:
     hidden = ["_x", ".x", "x._COPYING_", "_metadata", "_common_metadata", "_temporary", "_spark_metadata"]
     assert [n for n in [*hidden, "x", "_a=1", "x_", "x.COPYING"] if is_hidden(n)] == hidden
 
 
-def test_a_folder_a_pattern_and_a_file(tmp_path: Path) -> None:
+def test_folders_patterns_and_single_files_are_listed(tmp_path: Path) -> None:
     tree(
         tmp_path,
         "in/b.json",
@@ -96,7 +96,7 @@ def test_a_folder_a_pattern_and_a_file(tmp_path: Path) -> None:
     assert listed_files(tmp_path, "in", recursive=True, only="[cd].*") == ["in/deep/er/d.json", "in/sub/c.json"]
 
 
-def test_partition_folders_are_read_and_other_folders_next_to_them_refused(tmp_path: Path) -> None:
+def test_partition_folders_are_listed_and_mixed_folders_are_rejected(tmp_path: Path) -> None:
     tree(tmp_path, "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c", "t/d", "t/day=9/_temporary/x", "t/empty/_x")
     assert listed_files(tmp_path, "t") == ["t/d", "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c"]
     assert listed_files(tmp_path, "t/day=1") == ["t/day=1/a"]
@@ -113,7 +113,7 @@ def test_uncommitted_files_of_a_spark_stream_are_not_listed(tmp_path: Path) -> N
         lines = [json.dumps({"path": to_uri(f"{tmp_path}/t/{name}"), "action": action}) for name, action in actions]
         (tmp_path / "t" / "_spark_metadata" / number).write_text("\n".join(["v1", *lines]))
 
-    log("0", ("x", "add"))  # part of the compact one
+    log("0", ("x", "add"))  # replaced by the compact log
     log("1.compact", ("a", "add"), ("b", "add"))
     log("2", ("c", "add"), ("b", "delete"))
     assert listed_files(tmp_path, "t") == ["t/a", "t/c"]
@@ -129,11 +129,11 @@ def test_uncommitted_files_of_a_spark_stream_are_not_listed(tmp_path: Path) -> N
         ("/in/ä名\u00a0\u2028", "file:///in/ä名%C2%A0%E2%80%A8"),
     ],
 )
-def test_a_path_as_spark_writes_it(path: str, expected: str) -> None:
+def test_path_is_converted_to_the_uri_that_spark_writes(path: str, expected: str) -> None:
     assert to_uri(path) == expected
 
 
-def test_links_are_followed(tmp_path: Path) -> None:
+def test_symbolic_links_are_followed(tmp_path: Path) -> None:
     tree(tmp_path, "real/a")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "file").symlink_to(tmp_path / "real" / "a")

@@ -1,4 +1,4 @@
-"""The pages: every relative link and anchor exists, and the README shows the files of examples/."""
+"""Documentation pages: relative links and anchors resolve, and the README shows the files of examples/."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def links(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_and_anchor_resolves(page: Path) -> None:
     dead = []
     for link in links((ROOT / page).read_text()):
         if re.match(r"[a-z][a-z+.-]*:", link):
@@ -47,7 +47,7 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
     assert [path for path in paths if not any(file.endswith(f"/{path}") for file in files)] == []
 
 
-def test_dead_links_are_found() -> None:
+def test_links_outside_code_and_anchors_are_extracted() -> None:
     text = "see [a](b.md#c-d) and [two\nlines](e.md)\n```\n[no](code.md)\n```\n`[no](code.md)`\n[ref]: f.md\n"
     assert list(links(text)) == ["b.md#c-d", "e.md", "f.md"]
     assert anchors("# A `b`: c, d\n## x\n## x\n") == {"a-b-c-d", "x", "x-1"}
@@ -58,7 +58,7 @@ def blocks(language: str) -> list[str]:
     return [text for name, text in fenced if name == language]
 
 
-def test_the_first_pipeline_of_the_readme_is_the_one_in_its_folder() -> None:
+def test_first_pipeline_of_readme_equals_sessions_example() -> None:
     folder = ROOT / "examples" / "sessions"
     assert blocks("toml")[0] == (folder / "sessions.toml").read_text()
     assert blocks("python")[0] == (folder / "sessions.py").read_text()
@@ -68,7 +68,7 @@ def test_the_first_pipeline_of_the_readme_is_the_one_in_its_folder() -> None:
     assert toml.load(folder / "sessions.toml").name == "user-sessions"
 
 
-def test_the_readme_begins_with_the_commands_of_a_newcomer() -> None:
+def test_readme_starts_with_quickstart_commands() -> None:
     first, second, third, *_ = blocks("")
     assert [line.split("#")[0].split() for line in first.splitlines()][:2] == [["make", "demo"], ["make", "test"]]
     assert second == "source .venv/bin/activate\n"

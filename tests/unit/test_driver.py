@@ -1,4 +1,4 @@
-"""The driver when publishing fails, and when a pipeline is started over."""
+"""The epoch driver: failed publishes, commit times, changed configs and rebuilt pipelines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FIELDS = {"k": Field("k", "string"), "j": Field("j", "string")}
 
 
 class FailingTarget:
-    """A target that is down for a while."""
+    """A target that rejects every epoch while `down` is true."""
 
     guarantee, upserts, description = "exactly once", True, "memory"
 
@@ -83,15 +83,15 @@ def batch(number: int, *times: int) -> Batch:
     return Batch(BatchId(checkpoint="c", batch=number), {}, {"a": frame})
 
 
-def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path) -> None:
+def test_unpublished_epoch_blocks_later_epochs(tmp_path: Path) -> None:
     target = FailingTarget()
     run = driver(tmp_path, target)
     run.run_batch(batch(0, 1000), 0)
     target.down = True
     with pytest.raises(PublishError):
-        run.run_batch(batch(1, 50_000), 0)  # commits, and cannot publish
+        run.run_batch(batch(1, 50_000), 0)  # commits but cannot publish
     with pytest.raises(PublishError):
-        run.run_batch(batch(2, 90_000), 0)  # not before epoch 1 is published
+        run.run_batch(batch(2, 90_000), 0)  # fails until epoch 1 is published
     with pytest.raises(PublishError):
         run.tick(10**9)
     assert run.state.epoch == 1
@@ -101,8 +101,8 @@ def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path)
     run.store.close()
 
 
-def test_the_time_of_a_commit_is_its_commit_time(tmp_path: Path) -> None:
-    """A long epoch begins minutes before its commit. A restart shows the same time."""
+def test_commit_time_of_a_long_epoch_is_the_time_of_the_commit(tmp_path: Path) -> None:
+    """Start a long epoch one minute before the commit. A restart reads the time of the commit."""
     run = driver(tmp_path, FailingTarget())
     now = START_US
 
@@ -121,7 +121,7 @@ def test_the_time_of_a_commit_is_its_commit_time(tmp_path: Path) -> None:
     assert latest.committed_us == START_US + 60_000_000
 
 
-def test_an_unpublished_epoch_is_reported_as_pending_until_it_is_published(tmp_path: Path) -> None:
+def test_unpublished_epoch_is_reported_as_pending_until_published(tmp_path: Path) -> None:
     target, pending = FailingTarget(), list[PendingPublish | None]()
     run = driver(tmp_path, target, pending=pending)
     run.run_batch(batch(0, 1000), 0)
@@ -137,13 +137,13 @@ def test_an_unpublished_epoch_is_reported_as_pending_until_it_is_published(tmp_p
         (("transform",), "transform"),
     ]
     with pytest.raises(PublishError):
-        driver(tmp_path, target, pending=pending)  # the next start begins with it
+        driver(tmp_path, target, pending=pending)  # the next start first publishes epoch 1
     target.down = False
     driver(tmp_path, target, pending=pending).store.close()
     assert pending == [*[waiting] * 5, None]
 
 
-def test_a_changed_config_waits_until_the_previous_one_published(tmp_path: Path) -> None:
+def test_changed_config_is_rejected_until_the_pending_epoch_is_published(tmp_path: Path) -> None:
     target = FailingTarget()
     run = driver(tmp_path, target)
     run.run_batch(batch(0, 1000), 0)
@@ -163,7 +163,7 @@ def test_a_changed_config_waits_until_the_previous_one_published(tmp_path: Path)
 
 
 @pytest.mark.semantics("restarts")
-def test_keys_in_another_order_are_another_window(tmp_path: Path) -> None:
+def test_state_of_a_window_with_reordered_keys_is_rejected(tmp_path: Path) -> None:
     """A start refuses a state that was written for a window with different keys."""
     both = window(group_by=["k", "j"])
     run = driver(tmp_path, FailingTarget(), both)
@@ -174,7 +174,7 @@ def test_keys_in_another_order_are_another_window(tmp_path: Path) -> None:
         driver(tmp_path, FailingTarget(), turned)
 
 
-def test_aggregations_in_another_order_are_the_same_window(tmp_path: Path) -> None:
+def test_state_of_a_window_with_reordered_aggregations_is_accepted(tmp_path: Path) -> None:
     two = [Aggregation(agg="count", as_="n"), Aggregation(agg="max", column="j", as_="m")]
     one, other = (window(aggregations=a) for a in (two, two[::-1]))
     run = driver(tmp_path, FailingTarget(), one)
@@ -188,8 +188,8 @@ def test_aggregations_in_another_order_are_the_same_window(tmp_path: Path) -> No
     run.store.close()
 
 
-def test_a_pipeline_that_is_started_over_publishes_again(tmp_path: Path) -> None:
-    """The epochs begin at 0 again and the marker of the target is higher, but it belongs to another state."""
+def test_rebuilt_pipeline_publishes_from_epoch_0_again(tmp_path: Path) -> None:
+    """The marker of the target is higher than the new epochs, but belongs to another state."""
     table = TargetTable("p", (Field("n", "bigint"),), None, "first")
     first = FilesTarget(tmp_path, "parquet", table)
     first.publish(0, pl.DataFrame({"n": [1]}))

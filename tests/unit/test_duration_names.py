@@ -1,6 +1,6 @@
-"""Texts name the duration key that takes a unit, as the docs and `init` do: `gap = "30m"`.
+"""Messages, pages and templates name the duration key that takes a unit, such as `gap = "30m"`.
 
-Within a check of a config the key is as the user spells it, which `Spec.read` sees to.
+A config check reports the key in the spelling of the user. `Spec.read` ensures this.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MADE = {
     "python",
     "write-config.md",
     "adr",
-}  # they name both forms, or what a function takes
+}  # pages that name both forms, or parameters of a function
 
 
 def _sentences(file: Path) -> Iterator[tuple[int, str]]:
-    """Texts with a space in them, without docstrings."""
+    """Yield the string literals that contain a space, except docstrings."""
     tree = ast.parse(file.read_text())
     held = {
         id(node.body[0].value)
@@ -56,7 +56,7 @@ def test_many_duration_keys_are_covered() -> None:
     assert len(KEYS) > 15
 
 
-def test_no_message_names_the_key_in_milliseconds() -> None:
+def test_messages_do_not_name_duration_keys_in_milliseconds() -> None:
     source = ROOT / "src" / "slackwater"
     sentences = [
         f"{file.relative_to(ROOT)}:{line}: {text}"
@@ -68,7 +68,7 @@ def test_no_message_names_the_key_in_milliseconds() -> None:
     assert sentences == []
 
 
-def test_no_page_names_the_key_in_milliseconds() -> None:
+def test_pages_do_not_name_duration_keys_in_milliseconds() -> None:
     pages = [
         ROOT / "README.md",
         *(p for p in sorted((ROOT / "docs").rglob("*.md")) if not MADE & {p.name, p.parent.name}),
@@ -77,6 +77,6 @@ def test_no_page_names_the_key_in_milliseconds() -> None:
     assert sentences == []
 
 
-def test_no_template_names_the_key_in_milliseconds() -> None:
+def test_templates_do_not_name_duration_keys_in_milliseconds() -> None:
     templates = sorted((ROOT / "src" / "slackwater" / "ui" / "templates").iterdir())
     assert [t.name for t in templates if NAMED.search(t.read_text())] == []

@@ -1,4 +1,4 @@
-"""The lint of names, docstrings and phrases: each rule rejects its examples, and the project has no findings."""
+"""Test the lint of names, docstrings and phrases. Each rule rejects its examples, and the project has no findings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rules(check: Callable[[ast.AST, str], Iterator[english.Finding]], code: str)
         *((check, CLEAN, []) for check in (english.local_names, english.public_names, english.docstrings)),
     ],
 )
-def test_a_rule_rejects_its_example(
+def test_rule_rejects_bad_code_and_accepts_clean_code(
     check: Callable[[ast.AST, str], Iterator[english.Finding]], code: str, names: list[str]
 ) -> None:
     assert rules(check, code) == names
@@ -57,7 +57,7 @@ def test_a_rule_rejects_its_example(
         ("mend it", "mend"),
     ],
 )
-def test_a_phrase_is_rejected(line: str, name: str) -> None:
+def test_unidiomatic_phrase_is_rejected(line: str, name: str) -> None:
     assert [f.name for f in english.phrases("page.md", line)] == [name]
 
 
@@ -68,11 +68,11 @@ def test_a_correct_sentence_passes(line: str) -> None:
     assert list(english.phrases("page.md", line)) == []
 
 
-def test_classes_of_one_name_are_rejected() -> None:
+def test_second_class_with_the_same_name_is_rejected() -> None:
     files = [("a.py", "class Reader: pass"), ("b.py", "class Reader: pass"), ("c.py", "class Writer: pass")]
     assert [(f.file, f.name) for f in english.class_owners(iter(files))] == [("b.py", "Reader")]
 
 
-def test_the_project_has_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_project_has_no_lint_findings(capsys: pytest.CaptureFixture[str]) -> None:
     code = english.main()
     assert code == 0, capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Errors as a Python user sees them: one line, no chained exception, and the log as it was configured."""
+"""Errors as Python users see them: one line, without a chained exception, and with the configured logging."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slackwater.runner import error_boundary, run_log
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Remove the filters that hide log lines while an error propagates, as in a new process. Restore them at the end."""
+    """Remove the filters that hide log lines during an error, as in a new process. Restore them at the end."""
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in error_boundary._BRIDGE)]
     before = [(logger, list(logger.filters)) for logger in loggers]
@@ -55,7 +55,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def test_a_slackwater_error_is_raised_without_its_cause() -> None:
+def test_slackwater_error_is_raised_without_its_cause() -> None:
     raised = raise_within_boundary(BadRowError("clicks: 1 bad row"))
     text = "".join(traceback.format_exception(raised))
     assert text.endswith("slackwater.errors.BadRowError: clicks: 1 bad row\n")
@@ -63,7 +63,7 @@ def test_a_slackwater_error_is_raised_without_its_cause() -> None:
     assert "another library" not in text
 
 
-def test_every_stack_trace_is_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_variable_shows_every_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_DEBUG", "1")
     assert "another library" in "".join(
         traceback.format_exception(raise_within_boundary(BadRowError("clicks: 1 bad row")))
@@ -101,7 +101,7 @@ def service_error(module: str, text: str) -> Exception:
         (service_error("confluent_kafka.cimpl", "no broker"), "clicks: no broker; committed epochs are safe"),
     ],
 )
-def test_errors_of_services_become_one_line(error: Exception, expected: str) -> None:
+def test_errors_of_services_are_reported_in_one_line(error: Exception, expected: str) -> None:
     raised = raise_within_boundary(error)
     assert type(raised) is EpochError
     assert str(raised).startswith(expected)
@@ -127,13 +127,13 @@ Caused by: java.io.EOFException
         ("java.lang.OutOfMemoryError: Java heap space", "Spark ran out of memory; give it more"),
     ],
 )
-def test_running_out_of_memory_is_reported_as_such(failure: str, expected: str) -> None:
+def test_out_of_memory_is_reported_instead_of_the_closed_pipe(failure: str, expected: str) -> None:
     """Spark names the closed pipe as the cause. The killed process appears further up in the text."""
     raised = raise_within_boundary(service_error("py4j.protocol", CRASHED.format(failure=failure)))
     assert str(raised).startswith(f"clicks: {expected}")
 
 
-def test_a_bug_keeps_its_type_and_its_trace() -> None:
+def test_bug_is_raised_with_its_original_type_and_trace() -> None:
     raised = raise_within_boundary(ZeroDivisionError("ours"))
     assert type(raised) is ZeroDivisionError
     assert "another library" in "".join(traceback.format_exception(raised))
@@ -148,7 +148,7 @@ def test_a_bug_keeps_its_type_and_its_trace() -> None:
         ("import os; os.kill(os.getpid(), 15)", "was ended by signal 15"),
     ],
 )
-def test_the_end_of_sparks_process_is_reported_whatever_error_it_causes(code: str, how: str) -> None:
+def test_end_of_the_spark_process_is_reported_instead_of_other_errors(code: str, how: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", code])
     process.wait()
     raised = raise_within_boundary(
@@ -161,7 +161,7 @@ def test_the_end_of_sparks_process_is_reported_whatever_error_it_causes(code: st
     assert '"spark.driver.memory" in [spark]' in str(raised)
 
 
-def test_a_running_spark_is_not_reported_as_ended() -> None:
+def test_running_spark_process_is_not_reported_as_ended() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -173,7 +173,7 @@ def test_a_running_spark_is_not_reported_as_ended() -> None:
     )
 
 
-def test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were() -> None:
+def test_py4j_errors_are_hidden_and_py4j_loggers_are_restored() -> None:
     bridge, stream = logging.getLogger("py4j.clientserver"), io.StringIO()
     handler = logging.StreamHandler(stream)
     bridge.addHandler(handler)
@@ -201,13 +201,13 @@ print(logging.getLogger().handlers, logging.getLogger().filters)
 """
 
 
-def test_log_lines_of_py4j_neither_appear_nor_configure_logging() -> None:
-    """`logging.error` gives a root without handlers one, and every later line would come twice."""
+def test_py4j_log_lines_are_hidden_and_do_not_configure_logging() -> None:
+    """`logging.error` adds a handler to a root logger without one. Every later line would appear twice."""
     done = subprocess.run([sys.executable, "-c", ROOT], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("[] []\n", "of the user\nof the user, too\n")
 
 
-# -- who hears a run from Python --------------------------------------------------------------------------------------
+# -- log lines of a run from Python ----------------------------------------------------------------------------------
 
 HEARS = """
 import logging, sys
@@ -227,14 +227,14 @@ def log_handlers_after(before: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_without_logging_configured_the_lines_go_to_standard_error() -> None:
+def test_log_lines_go_to_stderr_if_logging_is_not_configured() -> None:
     out, err = log_handlers_after("")
     assert err.endswith("Z INFO said\n")
     assert len(err.splitlines()) == 1
     assert out == "0 0 True\n"
 
 
-def test_configured_logging_gets_each_line_once_and_decides() -> None:
+def test_configured_logging_gets_each_line_once_and_sets_the_level() -> None:
     assert log_handlers_after("logging.basicConfig(level=logging.INFO, format='mine %(message)s')") == (
         "0 0 True\n",
         "mine said\n",
@@ -243,5 +243,5 @@ def test_configured_logging_gets_each_line_once_and_decides() -> None:
     assert log_handlers_after("logging.getLogger('slackwater').setLevel(logging.ERROR)") == ("0 40 True\n", "")
 
 
-def test_a_run_without_a_commit_says_so() -> None:
+def test_missing_commit_is_reported_as_nothing_committed() -> None:
     assert run_log.describe_last_commit(None) == "nothing was committed yet"

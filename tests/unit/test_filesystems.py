@@ -47,7 +47,7 @@ def table(kind: str, query: str) -> str:
         (GOOD.replace('"in/*.jsonl"', '"s3a://bucket/in/*.jsonl"'), "s3a", "org.apache.hadoop:hadoop-aws:3."),
     ],
 )  # fmt: skip
-def test_a_missing_filesystem_connector_of_a_source_is_one_line(
+def test_check_names_the_missing_filesystem_connector_of_a_source(
     slackwater: Command, text: str, scheme: str, package: str
 ) -> None:
     (line,) = notes(slackwater, text)
@@ -59,7 +59,7 @@ def test_a_missing_filesystem_connector_of_a_source_is_one_line(
     assert notes(slackwater, text + SETTINGS) == []
 
 
-def test_check_notes_an_address_that_spark_does_not_know(slackwater: Command) -> None:
+def test_check_notes_a_url_scheme_that_spark_does_not_support(slackwater: Command) -> None:
     Path("p.toml").write_text(GOOD.replace('"in/*.jsonl"', '"s3://bucket/in/*.jsonl"'))
     printed = slackwater("check", "p.toml").out
     assert 'note: source "events": Spark does not know s3:// addresses; write s3a://; otherwise, a run fails' in printed
@@ -94,5 +94,5 @@ def test_local_paths_and_an_external_spark_need_no_connector(
         ),
     ],
 )
-def test_a_missing_filesystem_connector_is_named_at_the_end_of_a_run(error: str, reason: str) -> None:
+def test_run_error_names_the_missing_filesystem_connector(error: str, reason: str) -> None:
     assert spark_error_reason(RuntimeError(error)) == reason

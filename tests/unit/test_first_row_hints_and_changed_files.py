@@ -35,13 +35,13 @@ PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 @pytest.mark.parametrize("unit", PER_S)
 @pytest.mark.parametrize("meant", PER_S)
-def test_every_pair_of_units(unit: str, meant: str) -> None:
+def test_wrong_time_unit_is_detected_for_every_pair_of_units(unit: str, meant: str) -> None:
     number = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * PER_S[meant]
     expected = None if unit == meant else f'did you mean event_time_unit = "{meant}"?'
     assert suggest_time_unit(number, unit, "integer", NOW) == expected
 
 
-def test_times_that_no_unit_explains_are_left_alone() -> None:
+def test_time_unit_is_suggested_only_for_plausible_times() -> None:
     assert suggest_time_unit(5, "s", "integer", NOW) is None
     assert suggest_time_unit(None, "s", "integer", NOW) is None
     assert suggest_time_unit(1_709_287_200, None, "timestamp", NOW) is None
@@ -49,7 +49,7 @@ def test_times_that_no_unit_explains_are_left_alone() -> None:
     assert 'BIGINT and event_time_unit = "s"' in (suggest_time_unit(1_709_287_200, None, "string", NOW) or "")
 
 
-def test_a_name_is_found_whatever_its_case() -> None:
+def test_empty_column_is_reported_with_nearest_name_in_any_case() -> None:
     assert describe_empty_column("s", "user_id", 7, ["b", "User_ID"]).endswith(
         'available: User_ID, b; did you mean "User_ID"?'
     )
@@ -86,7 +86,7 @@ def test_a_changed_file_is_reported_once_by_size_or_time(tmp_path: Path) -> None
     assert old_tracker.find_changed() == []
 
 
-def test_a_check_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
+def test_each_check_covers_some_files_and_all_files_take_turns(tmp_path: Path) -> None:
     path = tmp_path / "grows.json"
     path.write_text("x")
     tracker = FileChangeTracker()
@@ -100,7 +100,7 @@ def test_a_check_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
     assert looks == 100_001 // FILES_PER_CHECK
 
 
-def test_changed_files_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: Path) -> None:
+def test_changed_files_are_stored_in_offsets_and_old_lists_are_readable(tmp_path: Path) -> None:
     store = FilesStore(str(tmp_path), "p")
     store.open()
     name = store.write_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
@@ -113,7 +113,7 @@ def test_changed_files_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: 
     store.close()
 
 
-def test_the_warning_about_changed_files() -> None:
+def test_warning_lists_changed_files_and_their_number() -> None:
     assert 'source "s": 1 file changed after it was read, and is not read again: /a;' in changed_files_text(
         "s", ["/a"], 1
     )
@@ -134,12 +134,12 @@ def test_the_warning_about_changed_files() -> None:
         ("s3a://bucket/st*r%7B1,2%7D/ä%5C.json", r"s3a://bucket/st\*r\{1,2\}/ä\\.json"),
     ],
 )
-def test_a_listed_uri_is_a_path(uri: str, path: str) -> None:
+def test_listed_uri_is_converted_to_an_escaped_path(uri: str, path: str) -> None:
     assert readable_path(uri) == path
 
 
 def test_an_existing_path_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
-    """A folder such as `in [1]` or a file is taken literally. The rest of the query may be a pattern, and a star always is one."""
+    """An existing file or folder such as `in [1]` is taken literally. The rest of the query may be a pattern."""
     folder = tmp_path / "in [1]"
     folder.mkdir()
     (folder / "{a}.json").touch()

@@ -1,4 +1,4 @@
-"""What a probe gets to know of a run, from its start to its end."""
+"""Health probes of a run, from its start to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slackwater.metrics import Metrics, serve_metrics
 
 
 class Run:
-    """A run that reports its phases to its health."""
+    """A run that reports its phases to its health probes."""
 
     def __init__(self) -> None:
         self.stop, self.now = threading.Event(), 1_700_000_000_000_000
@@ -53,13 +53,13 @@ def test_a_run_is_ready_while_it_reads_its_sources(run: Run) -> None:
     assert run.codes() == (503, 503, "ended")
 
 
-def test_a_failed_run_has_ended(run: Run) -> None:
+def test_failed_run_is_reported_as_ended(run: Run) -> None:
     with pytest.raises(ValueError, match=r"^no$"), ObserverGroup([run.health]).observe_run(loads(GOOD, "p.toml", {})):
         raise ValueError("no")
     assert run.codes() == (503, 503, "ended")
 
 
-def test_the_answer_names_the_pipeline_and_the_time(run: Run) -> None:
+def test_probe_response_has_pipeline_phase_epoch_and_time(run: Run) -> None:
     run.health.on_start(loads(GOOD, "p.toml", {}))
     run.now += 61_000_000
     run.health.on_running()

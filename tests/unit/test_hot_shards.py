@@ -1,4 +1,4 @@
-"""Shards that hold much more rows than the others are reported, because an epoch waits for them."""
+"""Shards with many more rows than the others are reported, because each epoch waits for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:
     assert "--hot-keys" in text
 
 
-def test_hot_shards_are_found_per_stage() -> None:
+def test_hot_shards_are_reported_per_stage() -> None:
     sizes = [*shards(1000, 1000), *shards(0, 0, 3000, stage=1)]
     assert [(s.stage, s.shard) for s in find_hot_shards(sizes)] == [(1, 2)]
     assert "2 of stage 2 (3,000 rows, 3.0 times the mean)" in size_text(sizes)

@@ -1,4 +1,4 @@
-"""The imports between packages: each package imports only what its docstring declares, and nothing in a circle."""
+"""Imports between packages: a package imports only what its docstring declares, without import cycles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DECLARED = '"""Values.\n\nMay import: {}.\n"""\n'
 
 
 def check(folder: Path, **sources: str) -> list[str]:
-    """Check a package `core` with these modules, which may import `errors`, and a package `ui`, which may import `core`."""
+    """Check a package `core` with these modules, which may import `errors`, and `ui`, which may import `core`."""
     files = {
         "core/__init__": DECLARED.format("errors") + "import slackwater.errors",
         "errors": DECLARED.format("nothing"),
@@ -28,7 +28,7 @@ def check(folder: Path, **sources: str) -> list[str]:
     return imports.check_imports(imports.find_modules(folder))
 
 
-def test_each_package_imports_only_what_it_declares() -> None:
+def test_packages_import_only_declared_packages() -> None:
     assert imports.check_imports(imports.find_modules()) == []
 
 
@@ -46,25 +46,25 @@ def test_each_package_imports_only_what_it_declares() -> None:
         'importlib.import_module(f"slackwater.ui{name}")',
     ],
 )
-def test_an_undeclared_import_and_the_circle_are_found(tmp_path: Path, statement: str) -> None:
+def test_undeclared_import_and_import_cycle_are_reported(tmp_path: Path, statement: str) -> None:
     undeclared, circle = check(tmp_path, notebook=statement)
     assert "slackwater.core.notebook imports ui, but core may not." in undeclared
     assert circle.startswith("slackwater: imports in a circle: ")
     assert "ui imports core (src/slackwater/ui/__init__.py:5)" in circle
 
 
-def test_a_restricted_library_must_be_declared(tmp_path: Path) -> None:
+def test_import_of_a_restricted_library_must_be_declared(tmp_path: Path) -> None:
     assert check(tmp_path, values="import polars") == []
     (problem,) = check(tmp_path, values="from pyspark.sql import functions")
     assert "slackwater.core.values imports pyspark, but core may not." in problem
 
 
-def test_a_circle_in_a_package_is_found(tmp_path: Path) -> None:
+def test_import_cycle_within_a_package_is_reported(tmp_path: Path) -> None:
     (problem,) = check(tmp_path, a="from slackwater.core import b", b="from slackwater.core.a import x")
     assert problem.startswith("slackwater.core: imports in a circle: ")
 
 
-def test_an_unused_or_missing_declaration_is_found(tmp_path: Path) -> None:
+def test_unused_and_missing_declarations_are_reported(tmp_path: Path) -> None:
     assert check(tmp_path, __init__=DECLARED.format("errors")) == [
         'core: does not import errors. Remove it from "May import" in the docstring.'
     ]
@@ -78,7 +78,7 @@ def drawn_lines() -> list[tuple[list[str], str]]:
     return [(packages.split(), steps) for packages, _, steps in lines[1:]]  # the first line is the header
 
 
-def test_the_drawing_has_each_package_above_those_that_it_may_import() -> None:
+def test_architecture_drawing_has_packages_above_their_dependencies() -> None:
     lines = [packages for packages, _ in drawn_lines()]
     heights = {package: -number for number, packages in enumerate(lines) for package in packages}
     declarations = imports.read_declarations(imports.find_modules())
@@ -88,7 +88,7 @@ def test_the_drawing_has_each_package_above_those_that_it_may_import() -> None:
             assert heights[dependency] < heights[package], f"{PAGE}: draw {dependency} below {package}"
 
 
-def test_the_modules_of_the_drawing_exist() -> None:
+def test_architecture_drawing_names_existing_modules() -> None:
     on_line: Sequence[str] = ()
     for packages, steps in drawn_lines():
         on_line = packages or on_line
@@ -113,8 +113,8 @@ def is_defined(name: str, folder: Path) -> bool:
     return not defined or re.search(rf"\b{defined.partition('.')[0]}\b", text) is not None
 
 
-def test_texts_name_modules_that_exist() -> None:
-    """A docstring, a comment or a page that names `package.module.name` is wrong after a move, unless it moves too."""
+def test_docs_and_docstrings_name_existing_modules() -> None:
+    """Check every `package.module.name` in docstrings, comments and pages, so that a move updates the texts."""
     root = imports.SOURCES / "slackwater"
     packages = {p.parent.name for p in root.glob("*/__init__.py")}
     texts = [*root.rglob("*.py"), *(imports.ROOT / "docs").rglob("*.md"), imports.ROOT / "benchmarks" / "README.md"]
@@ -128,8 +128,8 @@ def test_texts_name_modules_that_exist() -> None:
     assert stale == []
 
 
-def test_the_architecture_names_files_that_exist() -> None:
-    """A bare file name is that of a file somewhere in the sources; a path begins at the sources or at the project."""
+def test_architecture_page_names_existing_files() -> None:
+    """Accept the bare name of a source file, and a path from the source root or the project root."""
     root = imports.SOURCES / "slackwater"
     bare = {path.name for path in root.rglob("*.py")}
     for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)", PAGE.read_text()):

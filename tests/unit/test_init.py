@@ -1,4 +1,4 @@
-"""`slackwater init`: its config passes `check`, shows what it took from the sample, and overwrites nothing."""
+"""Test that `slackwater init` writes a config that passes `check` and explains its choices, and overwrites no files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ VALID = Draft202012Validator(json_schema.build_schema())
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Spark, `init` leaves the rows after SQL open. tests/spark/test_slackwater_test.py lets it compute them."""
+    """Disable Spark, so that `init` does not compute the rows after SQL.
+
+    tests/spark/test_slackwater_test.py tests `init` with Spark.
+    """
 
     def refuse_spark(pipelines: object) -> None:
         raise StartError("no Spark in this test")
@@ -46,7 +49,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_config(slackwater: Command, *arguments: str) -> dict[str, Any]:
-    """The config that was written, which `check` and the JSON Schema accept."""
+    """Write a config with `init`, check that `check` and the JSON Schema accept it, and return it."""
     outcome = slackwater("init", "p.toml", *arguments)
     assert (outcome.code, outcome.err) == (0, "")
     assert (
@@ -78,7 +81,7 @@ def clicks(count: int = 30, **more: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("source", ["files", "kafka"])
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping", "join"])
-def test_each_kind_passes_without_a_sample(slackwater: Command, source: str, kind: str) -> None:
+def test_init_without_a_sample_writes_a_valid_config_of_each_kind(slackwater: Command, source: str, kind: str) -> None:
     data = write_config(slackwater, "--source", source, "--kind", kind)
     step = data["transform"]["join" if kind == "join" else "window"]
     assert step["kind"] == ("inner" if kind == "join" else kind)
@@ -86,7 +89,7 @@ def test_each_kind_passes_without_a_sample(slackwater: Command, source: str, kin
     assert len(data["sources"]) == (2 if kind == "join" else 1)
 
 
-def test_flags_without_a_sample(slackwater: Command) -> None:
+def test_flags_set_config_values_without_a_sample(slackwater: Command) -> None:
     flags = (
         "--source",
         "kafka",
@@ -110,7 +113,7 @@ def test_flags_without_a_sample(slackwater: Command) -> None:
 
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
 def test_init_lists_the_columns_of_a_result(slackwater: Command, kind: str) -> None:
-    """The list includes session_id, which no key of the config names."""
+    """The list includes session_id, although no key of the config names it."""
     lines("in.jsonl", clicks(30, amount=1.5, region="north"))
     assert (
         slackwater("init", "p.toml", "--kind", kind, "--sample", "in.jsonl", "--key", "user_id", "--key", "region").code
@@ -125,10 +128,10 @@ def test_init_lists_the_columns_of_a_result(slackwater: Command, kind: str) -> N
     assert ("# session_id: " in text) == (kind == "session") == ("session_id" in output)
 
 
-# -- the test next to it
+# -- the generated test
 
 
-def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> None:
+def test_init_with_a_sample_writes_a_test_and_never_overwrites_a_test(slackwater: Command) -> None:
     lines("in.jsonl", [*clicks(30, amount=1.5), {"user_id": "u9"}])
     outcome = slackwater("init", "p.toml", "--sample", "in.jsonl")
     assert outcome.code == 0
@@ -145,20 +148,20 @@ def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> N
     assert file.read_text() == "mine"
 
 
-def test_no_test_without_a_sample(slackwater: Command) -> None:
+def test_init_without_a_sample_writes_no_test(slackwater: Command) -> None:
     assert slackwater("init", "p.toml").code == 0
     assert not Path("tests").exists()
 
 
-# -- what is taken from a sample
+# -- inference from a sample
 
 
-def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> None:
+def test_init_infers_schema_time_key_and_lateness_from_a_sample(slackwater: Command) -> None:
     rows = clicks(100, amount=1.5, meta={"a": [1, 2]}, tags=[], gone=None)
     rows[50]["ts"], rows[54]["ts"] = (
         rows[54]["ts"],
         rows[50]["ts"],
-    )  # 41 s would give the same, because the next step is a minute
+    )  # 41 s would give the same lateness, because the next step is a minute
     Path("in").mkdir()
     lines("in/a.jsonl", rows)
     outcome = slackwater("init", "p.toml", "--sample", "in")
@@ -187,19 +190,19 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
-def test_units_of_epochs(slackwater: Command, unit: str, factor: int) -> None:
+def test_init_infers_the_unit_of_epoch_timestamps(slackwater: Command, unit: str, factor: int) -> None:
     rows = [{"user": f"u{n % 3}", "at": int(START.timestamp() + n) * factor} for n in range(20)]
     window = write_config(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]
     assert (window["event_time_column"], window["event_time_unit"]) == ("at", unit)
 
 
-def test_seconds_with_a_fraction(slackwater: Command) -> None:
+def test_init_casts_fractional_epoch_seconds_to_timestamps(slackwater: Command) -> None:
     rows = [{"user": f"u{n % 3}", "at": START.timestamp() + n + 0.25} for n in range(20)]
     window = write_config(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]
     assert window["event_time_column"] == "CAST(at AS TIMESTAMP)" and "event_time_unit" not in window
 
 
-def test_a_time_in_an_object(slackwater: Command) -> None:
+def test_init_finds_the_event_time_inside_an_object(slackwater: Command) -> None:
     rows = [{"user": f"u{n % 3}", "meta": {"ts": row["ts"]}} for n, row in enumerate(clicks())]
     assert (
         write_config(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]["event_time_column"]
@@ -207,7 +210,7 @@ def test_a_time_in_an_object(slackwater: Command) -> None:
     )
 
 
-def test_the_named_time_column_is_used(slackwater: Command) -> None:
+def test_time_flag_selects_the_event_time_column(slackwater: Command) -> None:
     rows = [{**row, "created": row["ts"], "received": row["ts"]} for row in clicks()]
     data = write_config(slackwater, "--sample", lines("a.json", rows), "--time", "received", "--key", "user_id")
     assert data["transform"]["window"]["event_time_column"] == "received"
@@ -224,7 +227,7 @@ def test_bad_rows_of_the_sample_are_dropped_and_counted(slackwater: Command) -> 
     assert "ts TIMESTAMP" in data["sources"][0]["schema"]
 
 
-def test_a_wrong_clock_is_reported(slackwater: Command) -> None:
+def test_init_reports_a_possibly_wrong_clock_in_the_sample(slackwater: Command) -> None:
     rows = clicks(100)
     rows[0]["ts"] = "2031-01-01T00:00:00Z"
     outcome = slackwater("init", "p.toml", "--sample", lines("a.json", rows))
@@ -234,7 +237,7 @@ def test_a_wrong_clock_is_reported(slackwater: Command) -> None:
     )
 
 
-def test_a_join_of_two_samples(slackwater: Command) -> None:
+def test_init_infers_a_join_from_two_samples(slackwater: Command) -> None:
     orders = lines("orders.jsonl", [{**r, "order_id": n} for n, r in enumerate(clicks())])
     payments = lines("payments.jsonl", [{"order_id": n, "paid": 1.0, "ts": r["ts"]} for n, r in enumerate(clicks())])
     data = write_config(slackwater, "--kind", "join", "--sample", orders, "--sample", payments)
@@ -243,14 +246,14 @@ def test_a_join_of_two_samples(slackwater: Command) -> None:
     assert join["left_keys"] == join["right_keys"] == ["order_id"]
 
 
-def test_records_of_a_topic(slackwater: Command) -> None:
+def test_init_configures_a_topic_from_a_sample_of_json_records(slackwater: Command) -> None:
     data = write_config(slackwater, "--source", "kafka", "--topic", "clicks", "--sample", lines("a.jsonl", clicks()))
     assert data["sources"][0]["query"] == "clicks" and data["sources"][0]["payload_format"] == "json"
     rows = [{"user_id": "u1"}, {"user_id": "u1"}]
     slackwater("init", "q.toml", "--source", "kafka", "--sample", lines("b.jsonl", rows))
     assert (
         "event_time_column" not in tomllib.loads(Path("q.toml").read_text())["transform"]["window"]
-    )  # the record's own
+    )  # the timestamp of the record is the event time
 
 
 def test_init_reads_the_types_of_parquet(slackwater: Command) -> None:
@@ -265,7 +268,7 @@ def test_init_reads_the_types_of_parquet(slackwater: Command) -> None:
 
 @pytest.mark.parametrize("sep", [",", ";", "\t", "|", " "])
 @pytest.mark.parametrize("header", [True, False])
-def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
+def test_init_detects_separator_and_header_of_csv(slackwater: Command, sep: str, header: bool) -> None:
     with Path("a.csv").open("w", newline="") as out:
         rows = csv.writer(out, delimiter=sep)
         if header:
@@ -281,11 +284,14 @@ def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
     assert data["transform"]["window"]["group_by"] == [names[0]]
 
 
-# -- many drawn samples
+# -- random samples
 
 
 def draw_sample(rng: random.Random) -> tuple[list[dict[str, Any]], int]:
-    """Draw rows with a time column, keys and arbitrary JSON values. Return them with the seconds by which they are out of order."""
+    """Draw rows with a time column, keys and arbitrary JSON values.
+
+    Return the rows, and the most seconds by which they are out of order.
+    """
     names = [
         "page",
         "a b",
@@ -378,7 +384,7 @@ def test_a_config_for_a_random_csv_passes_check(slackwater: Command, seed: int) 
     assert data["transform"]["window"]["group_by"] == ["user"]
 
 
-# -- mistakes are one line
+# -- mistakes
 
 
 def init_error(slackwater: Command, *arguments: str) -> str:
@@ -459,7 +465,7 @@ WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
 @pytest.mark.parametrize(
     ("name", "content", "flags", "line"), WRONG, ids=[f"{i}-{case[0]}" for i, case in enumerate(WRONG)]
 )
-def test_each_mistake_is_one_line(
+def test_each_mistake_is_reported_in_one_line(
     slackwater: Command, name: str, content: str | bytes | None, flags: tuple[str, ...], line: str
 ) -> None:
     if content is not None:
@@ -468,18 +474,18 @@ def test_each_mistake_is_one_line(
     assert not Path("p.toml").exists()
 
 
-def test_two_sides_need_one_event_time(slackwater: Command) -> None:
+def test_join_needs_the_same_event_time_column_on_both_sides(slackwater: Command) -> None:
     a, b = lines("a.json", clicks()), lines("b.json", [{"user_id": r["user_id"], "at": r["ts"]} for r in clicks()])
     line = init_error(slackwater, "--kind", "join", "--sample", a, "--sample", b)
     assert 'are "ts" and "at"; in a join, both columns must have the same name and unit' in line
 
 
-def test_a_missing_folder(slackwater: Command) -> None:
+def test_missing_directory_is_reported(slackwater: Command) -> None:
     outcome = slackwater("init", "no/p.toml")
     assert outcome.err == "error: no/p.toml: the directory no does not exist; create it\n"
 
 
-# -- questions
+# -- prompts
 
 
 def test_init_prompts_only_on_a_terminal(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +508,7 @@ def test_init_prompts_only_on_a_terminal(slackwater: Command, monkeypatch: pytes
     assert len(prompts) == 3
 
 
-# -- the rules
+# -- rules of inference
 
 
 @pytest.mark.parametrize(
@@ -528,14 +534,14 @@ def test_timestamps_in_text_are_recognised(text: str, expected: int | None) -> N
     assert parse_timestamp_us(text) == expected
 
 
-def test_numbers_that_are_not_times() -> None:
+def test_time_unit_is_inferred_only_if_nearly_all_numbers_are_times() -> None:
     assert infer_time_unit([]) is None
     assert infer_time_unit([1, 2, 3]) is None
     assert infer_time_unit([1709283600, 5]) is None
     assert infer_time_unit([1709283600] * 200 + [5]) == "s"
 
 
-def test_disorder_is_measured_against_the_newest_row_before() -> None:
+def test_out_of_orderness_is_measured_against_the_newest_earlier_row() -> None:
     seen = measure_out_of_orderness([0, 100_000_000, 59_000_000, 200_000_000])
     assert (seen.most_us, seen.lateness_ms, seen.in_time) == (41_000_000, 60_000, 1.0)
     assert measure_out_of_orderness([]).lateness_ms == measure_out_of_orderness([1, 2, 3]).lateness_ms == 10_000
@@ -577,7 +583,7 @@ def test_the_dead_letter_section_is_a_comment_if_unused(slackwater: Command) -> 
         ("a.jsonl", '\n{"u": "a", "ts": 17}\n', 'found 17 in "ts", line 2'),
     ],
 )
-def test_an_invalid_time_is_named_with_its_column_and_value(
+def test_invalid_time_is_reported_with_its_value_column_and_line(
     slackwater: Command, name: str, content: str, problem: str
 ) -> None:
     Path(name).write_text(content)
@@ -585,7 +591,7 @@ def test_an_invalid_time_is_named_with_its_column_and_value(
     assert outcome.code == 1 and problem in outcome.err
 
 
-def test_lines_that_cannot_be_decoded_are_named(slackwater: Command) -> None:
+def test_lines_that_cannot_be_decoded_are_reported_with_their_number(slackwater: Command) -> None:
     Path("a.jsonl").write_text("hello\nworld\n")
     assert (
         'none of the first 2 lines is a JSON object; line 1 is "hello"'
@@ -598,7 +604,7 @@ def test_lines_that_cannot_be_decoded_are_named(slackwater: Command) -> None:
     assert 'event time: ts; 1 row without one: bad rows; line 33 has "soon"' in outcome.out
 
 
-def test_nothing_heavy_is_loaded_for_lines(slackwater: Command) -> None:
+def test_init_does_not_import_pyspark_for_json_lines(slackwater: Command) -> None:
     import subprocess
 
     lines("a.jsonl", clicks())
@@ -637,5 +643,5 @@ def test_samples_of_real_data_are_recognised(
 
 
 @pytest.mark.shared_data
-def test_a_log_of_a_web_server_is_refused(slackwater: Command, shared_data: Path) -> None:
+def test_sample_of_a_web_server_log_is_refused(slackwater: Command, shared_data: Path) -> None:
     assert "contains times" in init_error(slackwater, "--sample", str(shared_data / "apache_logs.log"))

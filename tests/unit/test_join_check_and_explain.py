@@ -1,4 +1,4 @@
-"""The output of `check` and `explain` for a join, and how other packages use its settings."""
+"""The output of `check` and `explain` for a join, and the effects of the join settings in other packages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ url = "postgresql://h/d"
 
 @pytest.fixture
 def printed_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> object:
-    """What a command prints about a config."""
+    """Return a function that runs a command on a config and returns the printed lines."""
     monkeypatch.chdir(tmp_path)
 
     def command(name: str, config: str = CONFIG) -> list[str]:
@@ -82,7 +82,7 @@ def test_check_describes_the_join(printed_lines) -> None:  # type: ignore[no-unt
     assert second.startswith("p.toml: note: STATE IS IN MEMORY")
 
 
-def test_explain_walks_the_stages(printed_lines) -> None:  # type: ignore[no-untyped-def]
+def test_explain_describes_each_stage_of_the_join(printed_lines) -> None:  # type: ignore[no-untyped-def]
     lines = printed_lines("explain")
     stages = [line[2:13].strip() for line in lines if line.startswith("  ") and line[2] != " "]
     assert stages == [
@@ -108,7 +108,7 @@ def test_explain_walks_the_stages(printed_lines) -> None:  # type: ignore[no-unt
         assert line in lines
 
 
-def test_explain_shows_the_policies(printed_lines) -> None:  # type: ignore[no-untyped-def]
+def test_explain_shows_the_late_row_policies_of_the_join(printed_lines) -> None:  # type: ignore[no-untyped-def]
     letters = '[dead_letter]\nconnection = "base"\ntable = "letters"\n[target]'
     lines = printed_lines("explain", CONFIG.replace("[target]", letters))
     assert (
@@ -131,7 +131,7 @@ def test_explain_shows_the_policies(printed_lines) -> None:  # type: ignore[no-u
 
 
 @pytest.mark.parametrize("mode", ["", 'mode = "append"\n'])
-def test_a_delta_table_is_appended_to(printed_lines, mode: str) -> None:  # type: ignore[no-untyped-def]
+def test_explain_shows_append_mode_for_a_delta_target(printed_lines, mode: str) -> None:  # type: ignore[no-untyped-def]
     target = f'[connections.lake]\nkind = "delta"\n[target]\nconnection = "lake"\npath = "out"\n{mode}'
     config = CONFIG.replace('[target]\nconnection = "base"\ntable = "paid"\n', target)
     assert f'  publish    driver  Delta table "{Path.cwd() / "out"}", append' in printed_lines("explain", config)
@@ -141,7 +141,7 @@ def commit(**more: object) -> Commit:
     return commit_of(3, **({"pipeline": "paid", "committed_us": 0} | more))
 
 
-def test_the_watermark_of_each_side_waits_for_its_own_lateness_only() -> None:
+def test_each_join_side_delays_the_watermark_by_the_source_lateness() -> None:
     """Allowed lateness retains rows but does not delay the watermark."""
     clocks = next_commit.input_clocks(toml.loads(CONFIG), commit())
     assert {name: (type(c), c.lateness_us, c.idleness_us) for name, c in clocks.items()} == {
@@ -150,6 +150,6 @@ def test_the_watermark_of_each_side_waits_for_its_own_lateness_only() -> None:
     }
 
 
-def test_dead_letters_of_a_join_are_not_replayed() -> None:
+def test_replay_of_join_dead_letters_is_rejected() -> None:
     with pytest.raises(StartError, match="dead letters of a join cannot be replayed, because joined rows are final"):
         replay_dead_letters(toml.loads(CONFIG), lambda letters: letters)

@@ -1,4 +1,4 @@
-"""Columns of a JSON Schema: the type of each kind of value, and values that become text."""
+"""Columns of a JSON Schema: column types, types that become text, and references."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ DEFS = {
         ({"$ref": "#/$defs/again"}, "STRING"),
     ],
 )  # fmt: skip
-def test_each_kind_of_value(schema: Any, expected: str) -> None:
+def test_json_schema_type_becomes_a_column_type(schema: Any, expected: str) -> None:
     assert column_type(schema) == expected
 
 
-def test_references_to_other_subjects_are_followed_from_there() -> None:
+def test_references_into_other_subjects_are_resolved() -> None:
     other = {"definitions": {"money": {"properties": {"cents": {"$ref": "#/definitions/n"}}}, "n": {"type": "integer"}}}
     assert column_type({"$ref": "money.json#/definitions/money"}, **{"money.json": other}) == "STRUCT<`cents`: BIGINT>"
     assert column_type({"$ref": "whole.json"}, **{"whole.json": {"type": "number"}}) == "DOUBLE"
@@ -82,7 +82,7 @@ def test_references_to_other_subjects_are_followed_from_there() -> None:
         ),
     ],
 )
-def test_a_schema_that_cannot_become_columns_is_refused(text: str, expected: str) -> None:
+def test_schema_without_columns_or_with_unknown_references_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ValueError) as raised:
         schema_columns(text, {})
     assert str(raised.value) == expected

@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: which Java it belongs to, and that a JVM which cannot use it prints nothing."""
+"""The archive of Spark's classes: its path, its use at a start of Spark, and its failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=JAVAS, ids=lambda java: str(java.version[0]))
 def java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Java:
-    """The Java on the path, and the Java that is preferred if it is installed; JAVA_HOME names it."""
+    """Set JAVA_HOME to the Java on the path, and in a second case to the preferred Java if it is installed."""
     monkeypatch.setenv("JAVA_HOME", str(request.param.home))
     assert isinstance(request.param, Java)
     return request.param
@@ -37,7 +37,7 @@ def write_archive(java: Java, content: bytes = b"") -> Path:
     return path
 
 
-def test_an_archive_belongs_to_one_java_and_one_pyspark(
+def test_archive_path_depends_on_the_java_and_pyspark_version(
     java: Java, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first = jvm_launch.class_archive_path(java)
@@ -48,8 +48,8 @@ def test_an_archive_belongs_to_one_java_and_one_pyspark(
     assert jvm_launch.class_archive_path(install_java(tmp_path / "other", None)) != first
 
 
-def test_a_script_that_starts_java_has_an_archive_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Version managers put a script on the path. It has no directory `bin` and no file `release` around it."""
+def test_java_shim_script_has_an_archive_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Version managers put a script on the path, without a directory `bin` and a file `release`."""
     script = tmp_path / "shims" / "java"
     script.parent.mkdir()
     script.write_text("#!/bin/sh\n")
@@ -63,7 +63,7 @@ def test_a_script_that_starts_java_has_an_archive_as_well(monkeypatch: pytest.Mo
         assert "JAVA_HOME" not in os.environ
 
 
-def test_a_start_uses_the_archive_and_restores_the_environment(java: Java, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_uses_the_archive_and_restores_the_environment(java: Java, monkeypatch: pytest.MonkeyPatch) -> None:
     with jvm_launch.use_class_archive():
         assert "SPARK_SUBMIT_OPTS" not in os.environ
     option = "-XX:AOTCache" if java.version >= (25,) else "-XX:SharedArchiveFile"
@@ -81,7 +81,7 @@ def test_a_start_uses_the_archive_and_restores_the_environment(java: Java, monke
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", bytes(100_000)])
-def test_a_jvm_that_cannot_use_the_archive_prints_nothing(java: Java, content: bytes) -> None:
+def test_jvm_ignores_an_invalid_archive_silently(java: Java, content: bytes) -> None:
     directory = write_archive(java, content).parent
     (directory / "Hello.java").write_text(
         "class Hello { public static void main(String[] a) { System.out.print(1); } }"
@@ -104,7 +104,7 @@ def install_java(home: Path, version: str | None) -> Java:
     return Java.from_executable(home / "bin" / "java")
 
 
-def test_a_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
+def test_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -120,7 +120,7 @@ def test_a_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
     assert str(newest) == f"Java 25.0.10 in {newest.home}"
 
     write_archive(on_path)
-    with jvm_launch.use_class_archive():  # it is not prepared
+    with jvm_launch.use_class_archive():  # the preferred Java has no archive
         assert "JAVA_HOME" not in os.environ
         assert "-XX:SharedArchiveFile=" in os.environ["SPARK_SUBMIT_OPTS"]
     write_archive(newest)
@@ -141,7 +141,7 @@ def test_a_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
     assert find_fast_java() is None
 
 
-def test_a_failed_archive_is_reported_and_leaves_no_file(
+def test_failed_archive_creation_is_reported_and_leaves_no_file(
     java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fails.py").write_text("import sys\nprint('line')\nsys.exit('it went wrong')\n")

@@ -1,4 +1,4 @@
-"""Options of the JVM that is started for Spark: which collector, for how many tasks, and that the user's options win."""
+"""Test the JVM options for Spark: the garbage collector by number of tasks, and the precedence of user options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_more_tasks_and_clusters_use_the_default_collector(master: str) -> None:
     assert "-XX:Tier4InvocationThreshold=100000" in options
 
 
-def test_all_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_tasks_defaults_to_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, expected in ((2, True), (3, False)):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         assert (SERIAL in jvm_options({"spark.master": "local[*]"})) is expected
@@ -42,18 +42,18 @@ def test_all_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [*module._VARIABLES, "PYSPARK_SUBMIT_ARGS"])
-def test_a_collector_in_the_environment_wins(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collector_in_the_environment_takes_precedence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "-XX:+UseZGC")
     assert SERIAL not in jvm_options({"spark.master": "local[2]"})
 
 
 @pytest.mark.parametrize("name", ["spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions"])
-def test_a_collector_in_the_settings_wins(name: str) -> None:
+def test_collector_in_the_spark_settings_takes_precedence(name: str) -> None:
     assert SERIAL not in jvm_options({"spark.master": "local[2]", name: "-XX:+UseParallelGC"})
 
 
 @pytest.mark.parametrize("variable", ["SPARK_CONF_DIR", "SPARK_HOME"])
-def test_a_collector_in_the_defaults_of_spark_wins(
+def test_collector_in_the_spark_defaults_file_takes_precedence(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "conf" if variable == "SPARK_HOME" else tmp_path
@@ -64,7 +64,7 @@ def test_a_collector_in_the_defaults_of_spark_wins(
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local[8]"])
-def test_java_accepts_the_options_silently(master: str) -> None:
+def test_java_accepts_the_options_without_warnings(master: str) -> None:
     java = shutil.which("java")
     assert java is not None
     command = [java, *jvm_options({"spark.master": master}).split(), "-XX:+UseG1GC" if "8" in master else "-Xmx1g"]

@@ -1,4 +1,4 @@
-"""Decide whether a pipeline uses the headers of Kafka records: otherwise they are not read, so no use may be missed."""
+"""Detection of pipelines that use Kafka headers. Unused headers are not read, so no use may be missed."""
 
 from __future__ import annotations
 

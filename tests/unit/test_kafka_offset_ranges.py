@@ -1,6 +1,6 @@
-"""Kafka records that workers read: every record of a range exactly once, however the consumer delivers them.
+"""Kafka records that workers read: each record of a range is read once, for any order of delivery.
 
-partition 0   ...[ since ▓▓▓ gap ▓▓▓▓ until )▒▒▒ fetched in vain      consume() ─▶ a few records of any partition,
+partition 0   ...[ since ▓▓▓ gap ▓▓▓▓ until )▒▒▒ fetched, unused      consume() ─▶ a few records of any partition,
 partition 1   ...[ since ▓▓▓▓▓▓▓ until )                                          or the event that a partition ends
 """
 
@@ -76,7 +76,7 @@ class FakeConsumer:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32))
-def test_every_record_of_a_range_is_read_once(seed: int) -> None:
+def test_every_record_of_an_offset_range_is_read_once(seed: int) -> None:
     """Offsets without a record are markers of transactions and compacted records, also at the end of a partition."""
     rng = random.Random(seed)
     places = rng.sample([(topic, part) for topic in "ab" for part in range(3)], rng.randint(1, 4))
@@ -122,7 +122,7 @@ def message(number: int, code: int | None = None) -> Message:
     return Message(("t", 0), number, code)
 
 
-def test_a_range_ends_with_a_later_record_or_at_the_end_of_the_partition() -> None:
+def test_range_ends_at_a_later_record_or_the_end_of_the_partition() -> None:
     assert consume([message(5), message(6)], [message(12)]) == [5, 6]
     assert consume([message(5), message(9, KafkaError._PARTITION_EOF)]) == [5]
     assert consume([message(5), message(6, KafkaError._PARTITION_EOF)], [message(6), message(8)]) == [5, 6, 8], (
@@ -130,29 +130,29 @@ def test_a_range_ends_with_a_later_record_or_at_the_end_of_the_partition() -> No
     )
 
 
-def test_records_that_are_gone_fail_the_epoch() -> None:
+def test_deleted_records_fail_the_epoch() -> None:
     with pytest.raises(EpochError, match=r"t-0: records no longer exist .* on_data_loss"):
         consume([message(5)], [message(6, KafkaError._AUTO_OFFSET_RESET)])
 
 
 @pytest.mark.parametrize("again", [[message(5)], [message(7), message(6)], [message(6), message(6)]])
-def test_a_partition_that_goes_back_fails_the_epoch(again: list[Message]) -> None:
+def test_records_that_are_received_twice_fail_the_epoch(again: list[Message]) -> None:
     with pytest.raises(EpochError, match=r"records of t-0 were received twice, .* start again"):
         consume([message(5)], again)
 
 
-def test_errors_fail_the_epoch_unless_the_client_retries() -> None:
+def test_consumer_errors_fail_the_epoch() -> None:
     with pytest.raises(EpochError, match="t-0: records cannot be read"):
         consume([message(0, KafkaError.TOPIC_AUTHORIZATION_FAILED)])
 
 
-def test_silence_fails_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_records_fail_the_epoch_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_reader, "_QUIET_S", 0.0)
     with pytest.raises(EpochError, match="t-0: no record arrived for 0 s, expected records up to offset 8"):
         consume([message(5)])
 
 
-def test_a_caller_may_take_longer_than_records_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_caller_does_not_trigger_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the time in which no record arrives counts, not the time for which Spark does not ask for more."""
     now = [0.0]
     monkeypatch.setattr(worker_reader.time, "monotonic", lambda: now[0])
@@ -171,7 +171,7 @@ def test_a_caller_may_take_longer_than_records_may_be_missing(monkeypatch: pytes
     ),
     st.integers(1, 5),
 )
-def test_shares_are_equal_and_cover_each_offset_once(
+def test_split_ranges_are_balanced_and_cover_each_offset_once(
     sizes: Mapping[tuple[str, int], tuple[int, int]], tasks: int
 ) -> None:
     ranges = {place: (since, since + size) for place, (since, size) in sizes.items()}

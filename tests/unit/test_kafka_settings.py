@@ -1,4 +1,4 @@
-"""Settings of a Kafka connection for librdkafka. A setting that it refuses is one line, before any broker is contacted."""
+"""Settings of a Kafka connection for librdkafka. Refused settings are reported before a broker is contacted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUESTIONS: dict[str, Callable[[KafkaBroker], object]] = {
 
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_setting_that_is_refused_is_one_line(name: str, question: str) -> None:
+def test_refused_setting_is_reported_in_one_line(name: str, question: str) -> None:
     with pytest.raises(
         StartError, match=rf"Kafka at {NOWHERE}: a setting is not accepted \(.+\); correct the options"
     ) as raised:
@@ -51,7 +51,7 @@ def test_a_setting_that_is_refused_is_one_line(name: str, question: str) -> None
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_user_and_password_of_a_jaas_entry_are_taken() -> None:
+def test_user_and_password_are_read_from_a_jaas_entry() -> None:
     settings = broker(**SCRAM, **{"sasl.jaas.config": JAAS}).settings()
     assert (settings["sasl.username"], settings["sasl.password"]) == ('u "1"', "p=;w")
     assert "sasl.jaas.config" not in settings
@@ -63,7 +63,7 @@ def test_librdkafka_options_override_jaas() -> None:
     assert (settings["sasl.username"], settings["sasl.password"]) == ("other", "p=;w")
 
 
-def test_reads_wait_briefly_for_records_unless_the_connection_says_otherwise() -> None:
+def test_connection_options_override_consumer_defaults() -> None:
     def options(**settings: str) -> dict[str, str]:
         spec = Source(name="s", connection="k", query="t")
         return KafkaSource(spec, broker(**settings), RawPayload(schema=None), "g")._options()  # type: ignore[arg-type]

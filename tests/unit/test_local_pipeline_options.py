@@ -1,4 +1,4 @@
-"""`LocalPipeline` accepts the former names of its options and names the new ones."""
+"""`LocalPipeline` accepts deprecated option names and warns with the new names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WINDOW = sw.Window(
 )
 
 
-def test_a_former_name_of_an_option_works_and_names_the_new_one() -> None:
+def test_deprecated_option_name_works_and_warns_with_the_new_name() -> None:
     with pytest.warns(DeprecationWarning, match=r"^LocalPipeline: listen is now called capture_losses$"):
         test = LocalPipeline(WINDOW, {"user": "string"}, listen=False)
     with test:
@@ -20,6 +20,6 @@ def test_a_former_name_of_an_option_works_and_names_the_new_one() -> None:
         assert not test.result().letters
 
 
-def test_an_unknown_option_is_refused() -> None:
+def test_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="there is no option 'liste'"):
         LocalPipeline(WINDOW, {"user": "string"}, liste=False)

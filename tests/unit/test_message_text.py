@@ -1,4 +1,4 @@
-"""Texts for people: numbers with their nouns, durations, types, and one hint per mistake."""
+"""Texts of messages: plurals, durations, types, and one hint per mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slackwater.spark import rejected_rows
 SRC = Path(__file__).resolve().parents[2] / "src" / "slackwater"
 
 
-def test_counts_have_their_nouns() -> None:
+def test_plural_formats_counts_with_nouns() -> None:
     assert [plural(n, "bad row") for n in (0, 1, 2, 1000)] == [
         "0 bad rows",
         "1 bad row",
@@ -35,7 +35,7 @@ def test_counts_have_their_nouns() -> None:
     assert plural(2, "record was", "records were") == "2 records were"
 
 
-def test_no_message_has_a_count_with_a_fixed_plural() -> None:
+def test_messages_do_not_use_a_fixed_plural_after_a_count() -> None:
     """A text such as `{n} rows` would print "1 rows". Limits, names and counts that are never one are excluded."""
     fixed = re.compile(
         r"\{[^{}]*\} (?:bad |late |dead )?(?:rows|letters|windows|records|files|epochs|sources|keys|commits|problems)\b|%d (?:\w+ )?(?:rows|records)\b"
@@ -72,7 +72,7 @@ def test_no_message_has_a_count_with_a_fixed_plural() -> None:
         (0, "0 ms"),
     ],
 )
-def test_durations_are_written_as_people_say_them(ms: int, message: str) -> None:
+def test_durations_are_formatted_in_the_largest_whole_unit(ms: int, message: str) -> None:
     assert format_duration(ms) == message
 
 
@@ -93,8 +93,8 @@ def test_counts_of_one_are_singular(caplog: pytest.LogCaptureFixture) -> None:
     assert "1 bad row (0 undecodable, 0 more than 1 hour in the future, 1 without" in caplog.text
 
 
-def test_the_first_pipeline_warns_of_nothing() -> None:
-    """Nobody chose the default limit of a session, so it causes no warning."""
+def test_default_session_limit_does_not_cause_a_size_warning() -> None:
+    """Only an explicit `max_groups_per_window` causes the warning."""
     window = sw.Window(
         **WINDOW, aggregations=[*COUNT, sw.Aggregation(agg="count_distinct", column="page", as_="pages")]
     )  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_the_first_pipeline_warns_of_nothing() -> None:
     assert "4.1 GiB at max_groups_per_window = 2,000,000" in line
 
 
-def test_types_are_written_as_in_sql() -> None:
+def test_types_are_written_as_in_spark_sql() -> None:
     names = (
         "bigint",
         "string",
@@ -119,7 +119,7 @@ def test_types_are_written_as_in_sql() -> None:
     assert polars_to_spark_type(pl.UInt32()) == "uint32"
 
 
-def test_a_fingerprint_is_not_shown_as_python() -> None:
+def test_fingerprint_is_not_shown_as_a_python_literal() -> None:
     text = _value_text({"keys": ["user string"], "aggs": {"n": "count *", "m": ["a", 1]}})
     assert text == "keys: user string, aggs: n: count *, m: a, 1"
 
@@ -134,7 +134,7 @@ def test_a_fingerprint_is_not_shown_as_python() -> None:
         ("sm", '"sum"'),
     ],
 )
-def test_aggregations_of_other_systems(agg: str, meant: str) -> None:
+def test_aggregation_names_of_other_systems_get_a_hint(agg: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean {meant}") as raised:
         sw.Aggregation(agg=agg, column="x", as_="m")
     assert str(raised.value).count("did you mean") == 1
@@ -151,7 +151,7 @@ def test_aggregations_of_other_systems(agg: str, meant: str) -> None:
         *(("keys", ["a"], '"group_by"'), ("watermark", "1m", '"lateness_ms"'), ("slide", "1m", '"hop_ms"')),
     ],
 )
-def test_keys_of_other_systems(key: str, value: object, meant: str) -> None:
+def test_config_keys_of_other_systems_get_a_hint(key: str, value: object, meant: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"{key}: unknown key; did you mean {meant}?")):
         sw.Window(**{**WINDOW, key: value}, aggregations=COUNT)  # type: ignore[arg-type]
 
@@ -166,7 +166,7 @@ def test_a_hint_ignores_case_and_appears_once() -> None:
         assert str(raised.value).endswith(hint) and "there are" not in str(raised.value)
 
 
-def test_why_a_record_is_undecodable() -> None:
+def test_undecodable_records_get_a_hint_about_the_cause() -> None:
     settings = {"name": "s", "connection": "lake", "query": "in", "schema": "user STRING, ts TIMESTAMP"}
     csv, json = Source(**settings, format="csv"), Source(**settings, format="json")  # type: ignore[arg-type]
     assert 'set options = { header = "true" }' in rejected_rows.decode_hint(csv, "user,ts", 7)

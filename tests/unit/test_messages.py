@@ -36,8 +36,8 @@ MISTAKES = (ROOT / "docs" / "messages" / "config-keys.md").read_text()
 PASSED_ON = {"StartError", WARNING}  # may raise collected lines of other functions
 
 
-def test_the_sources_are_read() -> None:
-    """The number shows that no kind of message is overlooked. Each error class is raised somewhere."""
+def test_every_kind_of_message_is_collected_from_the_sources() -> None:
+    """The counts show that no kind of message is overlooked. Each error class is raised at least once."""
     kinds = {m.kind for m in FOUND}
     assert kinds == {*CLASSES, WARNING} - {"SlackwaterError"}
     assert sum(m.kind == "StartError" for m in FOUND) > 150
@@ -56,12 +56,12 @@ def test_the_sources_are_read() -> None:
         ),
     ],
 )
-def test_a_call_that_formats_a_mismatch_stands_for_its_text(source: str, text: str) -> None:
+def test_call_that_formats_a_mismatch_is_shown_as_its_text(source: str, text: str) -> None:
     assert shown(ast.parse(source, mode="eval").body) == text
 
 
 @pytest.mark.parametrize("message", FOUND, ids=lambda m: f"{m.file}:{m.line}")
-def test_every_message_has_an_anchor(message: Message) -> None:
+def test_every_message_has_a_heading_in_the_docs(message: Message) -> None:
     (topic,) = (t for t in TOPICS if message.belongs_to(t))
     assert topic.anchor in anchors(TEXT)
     if message.topic is Topic.PIPELINE_START:
@@ -73,7 +73,7 @@ def test_every_message_has_an_anchor(message: Message) -> None:
         assert message.text in TEXT, f"{message.text!r} is not in docs/messages: make reference"
 
 
-def test_every_mistake_of_a_config_is_listed() -> None:
+def test_every_config_mistake_is_listed_in_the_docs() -> None:
     for texts in mistakes().values():
         for text in texts:
             assert text in MISTAKES, f"{text!r} is not in docs/messages/config-keys.md: make reference"
@@ -88,7 +88,7 @@ def test_every_topic_has_a_unique_heading_and_a_message() -> None:
     assert not unused, f"no message is of {unused}: remove them from docgen/message_topics.py"
 
 
-def test_the_page_of_frequent_errors_quotes_what_is_printed() -> None:
+def test_quotes_of_the_frequent_errors_page_are_in_the_sources() -> None:
     trees = [ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")]
     nodes = [n for tree in trees for n in ast.walk(tree)]
     texts = "\n".join(
@@ -102,7 +102,7 @@ def test_the_page_of_frequent_errors_quotes_what_is_printed() -> None:
         assert re.search(".*".join(fragments), texts), f"docs/errors.md quotes {quote!r}, which is not in the sources"
 
 
-def test_an_error_has_a_link_to_its_docs() -> None:
+def test_error_has_a_link_to_its_docs() -> None:
     for error, link in (
         (ConfigError(["p: name: missing"]), "config.md#the-config-is-wrong"),
         (BadRowError("p: 1 bad row"), "run.md#bad-rows-stop-the-pipeline"),
@@ -130,7 +130,7 @@ class _Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_an_error_links_to_the_docs_on_a_terminal(
+def test_error_prints_its_docs_link_only_on_a_terminal(
     terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = _Terminal() if terminal else io.StringIO()
@@ -145,16 +145,16 @@ def test_an_error_links_to_the_docs_on_a_terminal(
 
 
 @pytest.mark.parametrize("name", [*reference.PAGES])
-def test_the_generated_reference_is_current(name: str) -> None:
+def test_generated_reference_is_current(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == reference.PAGES[name](), "make reference"
 
 
 @pytest.mark.parametrize("name", [*pictures.PICTURES])
-def test_the_pictures_match_the_code_that_draws_them(name: str) -> None:
+def test_pictures_match_the_code_that_draws_them(name: str) -> None:
     assert (ROOT / "docs" / "learn" / name).read_text() == pictures.PICTURES[name](), "make reference"
 
 
-def test_the_page_of_mistakes_names_modules_that_exist() -> None:
+def test_headings_of_config_mistakes_name_existing_modules() -> None:
     """After a move, a module that is not about keys would appear among the mistakes of keys, under a wrong heading."""
     config = SOURCES / "config"
     assert {*HEADINGS, *NOT_ABOUT_KEYS} <= {p.stem for p in config.rglob("*") if p.suffix == ".py" or p.is_dir()}

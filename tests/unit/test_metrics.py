@@ -24,7 +24,7 @@ from slackwater.web.server import HttpServer
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
-    """`name{labels}` to value, as exposed."""
+    """Map each exposed `name{labels}` to its value."""
     lines = generate_latest(metrics.registry).decode().splitlines()
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
@@ -60,11 +60,11 @@ def exposed_samples(*statuses: Status) -> dict[str, float]:
         ('rows_emitted_total{pipeline="clicks"}', 42),
     ],
 )
-def test_every_number_of_a_status_is_exposed(series: str, value: float) -> None:
+def test_every_number_of_a_status_is_exposed_as_a_series(series: str, value: float) -> None:
     assert exposed_samples(STATUS)["slackwater_streaming_" + series] == value
 
 
-def test_a_source_without_a_watermark_has_no_series() -> None:
+def test_source_without_a_watermark_has_no_series() -> None:
     assert not [s for s in exposed_samples(STATUS) if 'source="app"' in s]
 
 
@@ -78,7 +78,7 @@ def test_only_series_of_slackwater_are_exposed() -> None:
     assert all(s.startswith("slackwater_streaming_") for s in exposed_samples(STATUS))
 
 
-def test_the_histogram_adds_up_per_phase() -> None:
+def test_epoch_histogram_is_cumulative_per_phase() -> None:
     series = exposed_samples(STATUS, replace(STATUS, phases={"ingest": 0.7, "commit": 0.01}))
     metric = "slackwater_streaming_epoch_seconds"
     assert series[f'{metric}_bucket{{le="0.25",phase="ingest",pipeline="clicks"}}'] == 0
@@ -101,17 +101,17 @@ def test_counters_continue_after_a_restart() -> None:
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
     assert (
         len(totals) == 20 + 10 + 22
-    )  # ten series of stages and targets; the other shows by how much late rows exceeded the lateness
+    )  # 10 series of stages and targets, and 22 buckets of the lateness that late rows needed
     assert all(after[s] >= before[s] for s in totals)
 
 
-def test_the_last_emit_lag_stays_while_nothing_is_emitted() -> None:
+def test_emit_lag_does_not_change_while_nothing_is_emitted() -> None:
     series = exposed_samples(STATUS, replace(STATUS, emit_lag_seconds=None))
     assert series['slackwater_streaming_emit_lag_seconds{pipeline="clicks"}'] == 3.5
 
 
-def test_a_pending_epoch_is_exposed_before_the_first_status() -> None:
-    """A start may need long to publish the epoch, or may fail again, because Spark has to start first."""
+def test_pending_epoch_is_exposed_before_the_first_status() -> None:
+    """A start may take long to publish the epoch or may fail again, because Spark has to start first."""
     now = 1000.0
     metrics = Metrics(clock=lambda: now)
     name = 'slackwater_streaming_unpublished_seconds{pipeline="user-sessions"}'
@@ -141,19 +141,19 @@ def served() -> Iterator[HttpServer]:
     server.stop()
 
 
-def test_the_server_is_bound_to_loopback_and_answers(served: HttpServer) -> None:
+def test_metrics_server_listens_on_loopback_by_default(served: HttpServer) -> None:
     assert served.address == "127.0.0.1"
     with urlopen(f"http://127.0.0.1:{served.port}/metrics") as answer:
         assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in answer.read().decode()
 
 
-def test_metrics_listen_on_another_address_only_if_it_is_set() -> None:
+def test_metrics_server_listens_on_the_configured_address() -> None:
     server = serve_metrics(Metrics(), 0, "0.0.0.0")
     assert server.address == "0.0.0.0"
     server.stop()
 
 
-def test_a_port_in_use_is_one_line(served: HttpServer) -> None:
+def test_port_in_use_is_reported_in_one_line(served: HttpServer) -> None:
     with pytest.raises(
         StartError,
         match=rf"^metrics cannot be served on 127\.0\.0\.1:{served.port} \(Address already in use\); choose another --metrics-port$",
@@ -161,14 +161,14 @@ def test_a_port_in_use_is_one_line(served: HttpServer) -> None:
         serve_metrics(Metrics(), served.port)
 
 
-def test_stop_frees_the_port() -> None:
+def test_stop_closes_the_metrics_port() -> None:
     server = serve_metrics(Metrics(), 0)
     server.stop()
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", server.port))
 
 
-def test_late_rows_are_counted_by_the_lateness_that_would_have_kept_them() -> None:
+def test_late_rows_are_counted_by_the_lateness_they_needed() -> None:
     counters = replace(COUNTERS, lateness={"rows": 975, "late": {"0": 3, "3": 17, "never": 5}, "of_us": {"web": 0}})
     shown_series = exposed_samples(replace(STATUS, counters=counters))
     name = "slackwater_streaming_late_by_rows_total"
@@ -180,7 +180,7 @@ def test_late_rows_are_counted_by_the_lateness_that_would_have_kept_them() -> No
 
 
 def two_targets() -> sw.Pipeline:
-    """a ─▶ w ─▶ target "w", and on to x ─▶ target "x"."""
+    """Build the pipeline a ─▶ w ─▶ target "w" with the branch w ─▶ x ─▶ target "x"."""
     return sw.pipeline(
         name="law",
         sources=[sw.Source(name="a", dataframe=object())],
@@ -191,8 +191,8 @@ def two_targets() -> sw.Pipeline:
     )
 
 
-def test_each_stage_and_target_has_its_numbers() -> None:
-    """While one target is unavailable, the metrics show what each target has, the rows that wait, and the failures. Later all rows arrive."""
+def test_each_stage_and_target_has_metrics_during_a_target_outage() -> None:
+    """While one target is unavailable, the metrics show published rows, waiting rows and failures of each target."""
     now = 0.0
     metrics = Metrics(clock=lambda: now)
     metrics.on_start(two_targets())
@@ -262,7 +262,7 @@ def test_each_stage_and_target_has_its_numbers() -> None:
         }
 
 
-def test_a_join_further_down_has_its_sides() -> None:
+def test_downstream_join_exposes_buffered_rows_per_side() -> None:
     """w ─┐
     a ────┴▶ join"""
     stages = [

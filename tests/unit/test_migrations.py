@@ -41,7 +41,7 @@ def test_every_format_has_a_migration_to_the_next() -> None:
     assert all(step.description for step in STEPS.values())
 
 
-def test_a_session_is_described_by_its_fingerprint() -> None:
+def test_session_description_is_derived_from_its_fingerprint() -> None:
     migrated = migrate_to_2({**record(), "emission": {"updates": True, "retain_us": 7_000_000}})
     assert migrated["emission"] == {"updates": True, "retain_us": 7_000_000}
     assert migrated["described"] == {
@@ -83,16 +83,16 @@ def test_tumbling_and_hopping_windows_are_described_without_their_limit(kind: st
         {"aggregations": {"x": "Mean(value=price double; total double)"}},
     ],
 )
-def test_an_incomplete_fingerprint_gives_no_description(fingerprint: dict[str, Any]) -> None:
+def test_incomplete_fingerprint_gives_no_description(fingerprint: dict[str, Any]) -> None:
     assert migrate_to_2(record(**fingerprint))["described"] == {}
 
 
-def test_an_existing_description_is_kept() -> None:
+def test_existing_description_is_not_replaced() -> None:
     described = {"window": {"kind": "session"}, "columns": {}}
     assert migrate_to_2({**record(), "described": described})["described"] == described
 
 
-def test_later_stages_are_migrated_too_and_the_input_is_not_changed() -> None:
+def test_later_stages_are_migrated_without_changing_the_input() -> None:
     original = {**record(), "then": record(kind="join")}
     before = json.dumps(original)
     migrated = migrate_record(original, 1, "state")
@@ -136,11 +136,11 @@ def test_two_migrations_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_a_format_without_a_migration_is_refused(version: int, message: str) -> None:
+def test_format_without_a_migration_is_refused(version: int, message: str) -> None:
     with pytest.raises(StateError, match=message):
         migration_route(version, "state of x")
 
 
-def test_a_record_that_violates_its_format_is_damaged() -> None:
+def test_record_that_violates_its_format_is_reported_as_damaged() -> None:
     with pytest.raises(StateError, match=r"^state of x is damaged: .* does not fit format 1 \(KeyError\); restore"):
         migrate_record({"format": 1}, 1, "state of x")

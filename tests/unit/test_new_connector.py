@@ -1,4 +1,4 @@
-"""A connector that Slackwater does not have, with a seekable source, in all packages: see `tests/support/ticks_connector.py`."""
+"""A new connector with a seekable source works in all packages. See `tests/support/ticks_connector.py`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def source(pipeline: sw.Pipeline) -> TicksSource:
     return TicksSource(pipeline.sources[0], connection.count, None)
 
 
-def test_a_config_has_the_keys_and_check_names_what_it_reads(tmp_path: Path) -> None:
+def test_config_keys_of_a_new_connector_are_validated_and_explained(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert "ticks of numbers, at most 4 per epoch" in str(explain.build_plan(pipeline))
     assert run_options.describe_starting_offsets(pipeline) == "ticks at earliest"
@@ -95,14 +95,14 @@ def test_a_config_has_the_keys_and_check_names_what_it_reads(tmp_path: Path) -> 
         page(tmp_path, "max_messages_per_trigger = 4", "starting_offsets = { t = { 0 = 1 } }")
 
 
-def test_a_commit_stores_offsets_and_a_start_shows_them(tmp_path: Path) -> None:
+def test_offsets_of_a_new_connector_are_committed_and_logged_at_start(tmp_path: Path) -> None:
     record = SourceRecord(offsets=TicksRead(7))
     assert json.loads(record.model_dump_json())["offsets"] == {"#connector": "ticks", "ticks": 7}
     assert SourceRecord.model_validate_json(record.model_dump_json()) == record
     assert '"ticks": ticks of numbers, from tick 7;' in run_log.start_line(page(tmp_path), commit_at_tick(7))
 
 
-def test_the_offsets_of_a_source_can_be_reset(tmp_path: Path) -> None:
+def test_offsets_of_a_new_connector_can_be_reset(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     (move,) = reset_offsets.plan_moves(commit_at_tick(7), ["ticks=latest"], pipeline)
     assert move.after == TicksRead(10)
@@ -111,7 +111,7 @@ def test_the_offsets_of_a_source_can_be_reset(tmp_path: Path) -> None:
         reset_offsets.plan_moves(commit_at_tick(7), ["ticks=latest"], None)
 
 
-def test_a_run_and_a_backfill_plan_the_new_source(tmp_path: Path) -> None:
+def test_run_and_backfill_plan_the_source_of_a_new_connector(tmp_path: Path) -> None:
     ticks, nothing = source(page(tmp_path)), None
     state: Any = SimpleNamespace(sources={"ticks": SourceRecord(offsets=TicksRead(3))})
     streams: Any = SimpleNamespace(sources=[ticks])
@@ -133,6 +133,6 @@ def test_a_run_and_a_backfill_plan_the_new_source(tmp_path: Path) -> None:
     assert (part.frame, part.offsets) == ((0, 4), TicksRead(4))
 
 
-def test_a_source_without_a_backlog_query_is_not_polled(tmp_path: Path) -> None:
+def test_new_connector_has_no_input_lister_by_default(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert connector_for(pipeline.connections["clock"]).input_lister(pipeline.sources[0]) is None

@@ -40,7 +40,7 @@ def rects(element: ElementTree.Element, cls: str) -> list[ElementTree.Element]:
     return [e for e in element.iter("rect") if e.attrib.get("class") == cls]
 
 
-def test_a_pipeline_shows_its_plan(tmp_path: Path) -> None:
+def test_pipeline_is_displayed_as_its_plan(tmp_path: Path) -> None:
     pipeline = toml.load(config("session", tmp_path))
     of_pipeline, of_plan = words(parse_html(pipeline)), words(parse_html(sw.describe(pipeline)))
     for stage in sw.describe(pipeline).stages:
@@ -49,7 +49,7 @@ def test_a_pipeline_shows_its_plan(tmp_path: Path) -> None:
     assert "Delivery: " in of_plan
 
 
-def test_why_shows_the_lanes_and_the_holder(tmp_path: Path) -> None:
+def test_why_is_displayed_with_lanes_and_the_watermark_holder(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(3))
     answer = sw.why(file)
@@ -65,7 +65,7 @@ def test_why_shows_the_lanes_and_the_holder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["session", "tumbling"])
-def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
+def test_state_is_displayed_with_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
     file = config(shape, tmp_path)
     run_pipeline(file, draw_script(5))
     with sw.open_state(file) as view:
@@ -82,7 +82,7 @@ def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
         assert "Epoch 9" in words(parse_html(view.as_of(9)))
 
 
-def test_values_are_escaped_as_text(tmp_path: Path) -> None:
+def test_values_are_escaped_in_the_html(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     day = 19_783 * 86_400_000_000
     evil = "<script>alert(1)</script>"
@@ -93,7 +93,7 @@ def test_values_are_escaped_as_text(tmp_path: Path) -> None:
     assert evil not in sw.why(file)._repr_html_()
 
 
-def test_a_missing_state_is_reported(tmp_path: Path) -> None:
+def test_missing_state_is_displayed_with_a_docs_link(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     text = words(parse_html(sw.open_state(file)))
     assert "there is no state yet" in text
@@ -102,7 +102,7 @@ def test_a_missing_state_is_reported(tmp_path: Path) -> None:
         sw.why(file)
 
 
-def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_display_reports_a_scan_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(5))
     monkeypatch.setattr(notebook, "SCAN_S", -1.0)
@@ -111,8 +111,8 @@ def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pyt
     assert "the query took longer than" in text
 
 
-def test_each_displayed_class_has_a_picture() -> None:
-    """A class without a picture is an error, not an empty cell."""
+def test_each_displayed_class_has_a_renderer() -> None:
+    """A class without a renderer raises an error instead of displaying an empty cell."""
     from slackwater.core.notebook_repr import NotebookRepr
 
     for cls in (sw.Pipeline, sw.Plan, sw.WhyReport, sw.StateView, sw.Handle):
@@ -120,7 +120,7 @@ def test_each_displayed_class_has_a_picture() -> None:
         assert notebook._render.dispatch(cls) is not notebook._render.dispatch(object)
     with pytest.raises(TypeError, match="a NotebookRepr cannot be rendered as HTML"):
         NotebookRepr()._repr_html_()
-    assert open_page_source  # these states are those of the tests of the page
+    assert open_page_source  # the page tests use the same states
 
 
 # -- the handle ------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def start_handle(run: Callable[[threading.Event, Observer], Status | None], tmp_
     return Handle(toml.load(config("session", tmp_path)), run)
 
 
-def test_a_handle_knows_the_latest_status_and_stops_the_run(tmp_path: Path) -> None:
+def test_handle_returns_the_latest_status_and_stops_the_run(tmp_path: Path) -> None:
     committed = threading.Event()
 
     def run(stop: threading.Event, latest: Observer) -> Status | None:
@@ -157,7 +157,9 @@ def test_a_handle_knows_the_latest_status_and_stops_the_run(tmp_path: Path) -> N
     assert "5 rows in" in words(parse_html(one))
 
 
-def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_a_background_run_is_logged_and_raised_at_each_access(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def run(stop: threading.Event, latest: Observer) -> Status | None:
         latest.on_commit(status(0))
         raise StartError("law: Kafka at b:1 cannot be reached (no); check it", Topic.SERVICE_UNREACHABLE)
@@ -178,7 +180,7 @@ def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCa
     assert "cannot be reached" in repr(one)
 
 
-def test_a_bug_keeps_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_in_a_background_run_is_raised_with_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def run(stop: threading.Event, latest: Observer) -> Status | None:
         raise KeyError("a bug")
 
@@ -188,7 +190,7 @@ def test_a_bug_keeps_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert caplog.records[0].exc_info
 
 
-def test_as_a_context_manager_it_stops_at_the_end_of_the_block(tmp_path: Path) -> None:
+def test_handle_as_context_manager_stops_the_run(tmp_path: Path) -> None:
     ended = list[bool]()
 
     def run(stop: threading.Event, latest: Observer) -> Status | None:
@@ -209,8 +211,8 @@ def test_as_a_context_manager_it_stops_at_the_end_of_the_block(tmp_path: Path) -
         pass
 
 
-def test_run_has_a_background_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sw.run` in the background is the same run with fewer log lines. The handle raises its error."""
+def test_run_in_the_background_returns_a_handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sw.run` in the background logs fewer lines. The handle raises the error of the run."""
     pipeline = toml.load(config("session", tmp_path))
     with pytest.raises(sw.ConfigError, match="stop: applies only to a run in the foreground"):
         sw.run(pipeline, background=True, stop=threading.Event())  # type: ignore[call-overload]

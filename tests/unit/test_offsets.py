@@ -1,4 +1,4 @@
-"""Offsets of sources: stored form, types and back. Offsets that no commit stores are refused."""
+"""Convert offsets of sources between their stored form and their types, and refuse invalid offsets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count
         ),  # type: ignore[arg-type]
         ({"clicks": {"0": 1200, "1": 0}}, KafkaOffsets({"clicks": {"0": 1200, "1": 0}})),
         ({}, KafkaOffsets()),
-        ({"segments": {"0": 4}}, KafkaOffsets({"segments": {"0": 4}})),  # a topic of the name "segments"
+        ({"segments": {"0": 4}}, KafkaOffsets({"segments": {"0": 4}})),  # a topic with the name "segments"
     ],
 )
 def test_stored_offsets_survive_a_round_trip(stored: Any, offsets: Any) -> None:
@@ -55,12 +55,12 @@ def test_stored_offsets_survive_a_round_trip(stored: Any, offsets: Any) -> None:
         ({"clicks": {"0": 1 << 63}}, "clicks-0 has an invalid offset"),
     ],
 )
-def test_offsets_that_no_commit_stores_are_refused(stored: Any, message: str) -> None:
+def test_invalid_stored_offsets_are_refused_with_a_reason(stored: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_offsets(stored)
 
 
-def test_offsets_are_found_by_partition_and_lists_can_be_renamed() -> None:
+def test_offsets_are_looked_up_by_partition_and_lists_can_be_renamed() -> None:
     offsets = KafkaOffsets({"clicks": {"0": 0, "1": 7}})
     assert (
         offsets.next_offset("clicks", 0),
@@ -93,7 +93,7 @@ def test_offsets_are_found_by_partition_and_lists_can_be_renamed() -> None:
         (LakeTableOffsets(files=0, content=True), "from nothing"),
     ],
 )
-def test_offsets_are_described_for_people(offsets: Offsets, text: str) -> None:
+def test_offsets_have_a_human_readable_description(offsets: Offsets, text: str) -> None:
     assert offsets.describe().endswith(text)
 
 
@@ -126,5 +126,5 @@ TABLE = LakeTableOffsets("id", 12)
         (TABLE, LakeTableOffsets("id", 14), [("versions", "version 12", "after version 14", "", False, True)]),
     ],
 )
-def test_moving_offsets_is_described_as_changes(before: Offsets | None, after: Offsets, changes: list[Any]) -> None:
+def test_changes_between_two_offsets_are_described(before: Offsets | None, after: Offsets, changes: list[Any]) -> None:
     assert after.changes(before) == [OffsetChange(*change) for change in changes]

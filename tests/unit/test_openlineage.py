@@ -131,7 +131,7 @@ def test_a_run_is_reported_from_its_start_to_its_end(events: Any, log_lines: lis
     ]
 
 
-def test_the_columns_are_those_that_are_read_and_written(events: Any, log_lines: list[str]) -> None:
+def test_schema_facets_list_the_columns_read_and_written(events: Any, log_lines: list[str]) -> None:
     observer = lineage(log_lines)
     observer.on_commit(statuses()[0])
     observer.on_end(None)
@@ -157,7 +157,7 @@ def test_every_commit_is_in_exactly_one_event(events: Any, log_lines: list[str])
     assert spans[-1]["watermark"] == run_statuses[-1].watermark_us
 
 
-def test_a_restart_does_not_count_again(events: Any, log_lines: list[str]) -> None:
+def test_restarted_run_reports_only_its_own_rows(events: Any, log_lines: list[str]) -> None:
     """The counters of the state continue, but a run reports only its own rows."""
     first = statuses()
     observer = lineage(log_lines)
@@ -168,7 +168,7 @@ def test_a_restart_does_not_count_again(events: Any, log_lines: list[str]) -> No
     assert rows(events(), "inputs") == 3
 
 
-def test_a_failure_has_a_reason_without_secrets(events: Any, log_lines: list[str]) -> None:
+def test_failure_event_masks_secrets_in_its_message(events: Any, log_lines: list[str]) -> None:
     secret_masking.remember_secret("hunter-22-hunter")
     observer = lineage(log_lines)
     observer.on_end(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
@@ -179,8 +179,8 @@ def test_a_failure_has_a_reason_without_secrets(events: Any, log_lines: list[str
     assert "stackTrace" not in error
 
 
-def test_events_are_those_of_the_specification(events: Any, log_lines: list[str]) -> None:
-    """The client's classes implement the specification. Sent events fit into them, and every facet names its schema."""
+def test_events_conform_to_the_openlineage_specification(events: Any, log_lines: list[str]) -> None:
+    """The client's classes implement the specification. They accept all events, and every facet names its schema."""
     observer = lineage(log_lines)
     for status in statuses():
         observer.on_commit(status)
@@ -203,7 +203,7 @@ def test_events_are_those_of_the_specification(events: Any, log_lines: list[str]
 
 
 class Receiver(PostReceiver):
-    """Keeps the events that it takes."""
+    """A lineage backend that stores the events it accepts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,14 +284,14 @@ def test_an_unreachable_backend_does_not_stop_a_run(
     assert not [r for r in caplog.records if r.name.startswith(("urllib3", "openlineage"))]
 
 
-def test_without_a_transport_it_does_not_start() -> None:
+def test_start_without_a_transport_is_refused() -> None:
     with pytest.raises(
         StartError, match=r"^--openlineage: no destination for events is set; set OPENLINEAGE_URL, or set "
     ):
         observe.open_lineage()
 
 
-def test_a_wrong_configuration_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_client_configuration_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("openlineage.yml").write_text('{"transport": {"type": "file"}}')
     with pytest.raises(StartError, match=r"^--openlineage: the client configuration is invalid: .*log_file_path"):
         observe.open_lineage()

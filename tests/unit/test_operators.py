@@ -1,4 +1,4 @@
-"""Operators are frozen, picklable, and registered in every package that dispatches on their kind. A missing one is an error."""
+"""Operators are frozen, picklable, and registered in every package that dispatches on their class."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ EVERY: dict[str, tuple[Callable[[], Operator], type]] = {
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_an_operator_is_frozen_and_goes_to_workers(kind: str) -> None:
+def test_operator_is_frozen_and_picklable(kind: str) -> None:
     make, cls = EVERY[kind]
     operator = make()
     assert type(operator) is cls
@@ -130,7 +130,7 @@ def _unpickle(shard: int) -> PickleAwareShard:
 
 @dataclass(frozen=True)
 class PickleAwareShard:
-    """State of a shard that notices when it is unpickled."""
+    """State of a shard that records when it is unpickled."""
 
     shard: int
 
@@ -138,8 +138,8 @@ class PickleAwareShard:
         return _unpickle, (self.shard,)
 
 
-def test_a_worker_opens_the_task_of_its_own_shard_alone() -> None:
-    """Every worker gets the tasks of all shards. If each unpickled all of them, the cost of an epoch would be quadratic."""
+def test_worker_unpickles_only_the_task_of_its_shard() -> None:
+    """Every worker receives the tasks of all shards. Unpickling all of them would make an epoch quadratic."""
     operator = window("session")
     tasks = [ShardTask(operator, PickleAwareShard(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
     sent = pickle.loads(cloudpickle.dumps(PackedTasks.pack(tasks)))  # type: ignore[no-untyped-call]
@@ -148,17 +148,17 @@ def test_a_worker_opens_the_task_of_its_own_shard_alone() -> None:
     assert _OPENED == [1]
 
 
-def test_identity_and_delete_keys_of_results() -> None:
+def test_operators_define_identity_and_retraction_columns() -> None:
     assert (window("tumbling").identity, window("tumbling").retraction) == (("u", "window_start"),) * 2
     assert window("session").retraction == ("u", "window_start", "session_id")
     assert (join().identity, join().retraction) == (None, ())
     assert (rows().identity, rows().retraction) == (None, ())
 
 
-# -- in the commit -----------------------------------------------------------------------------------------------------
+# -- counts and segments in the commit ---------------------------------------------------------------------------------
 
 
-def test_panes_count_groups_per_pane_while_some_window_needs_them() -> None:
+def test_pane_operator_counts_groups_of_panes_that_a_window_needs() -> None:
     operator, none = window("hopping"), StageCounts((0, 0), (0, 0))
     reports = [
         IngestReport(shard=0, segments=(), new_groups={0: 2}),
@@ -170,7 +170,7 @@ def test_panes_count_groups_per_pane_while_some_window_needs_them() -> None:
     assert operator.counts_after_emit(after, [], 10_000).panes == {5000: (0, 4)}
 
 
-def test_sessions_count_keys_and_intervals_per_shard() -> None:
+def test_session_operator_counts_keys_and_intervals_per_shard() -> None:
     operator = window("session")
     after = operator.counts_after_ingest(
         StageCounts((1, 0), (1, 0)), [IngestReport(shard=1, segments=(), groups=2, windows=3)]
@@ -180,7 +180,7 @@ def test_sessions_count_keys_and_intervals_per_shard() -> None:
     assert (after.groups, after.windows) == ((0, 2), (0, 3))
 
 
-def test_a_join_counts_the_outcome_of_the_rows_of_each_side() -> None:
+def test_join_counts_buffered_late_and_unmatched_rows_by_side() -> None:
     operator = join()
     sides = (SideReport(buffered=2, late=1), SideReport(buffered=1))
     after = operator.counts_after_ingest(StageCounts((0,), (0,)), [IngestReport(shard=0, segments=(), sides=sides)])
@@ -205,9 +205,9 @@ def test_expired_segments_are_removed_without_uncovering_older_rows(kind: str) -
     assert files == expected.get(kind, ["segments/b", "segments/c", ""])
 
 
-def test_a_limit_is_counted_exactly_where_windows_overlap() -> None:
+def test_group_limit_is_checked_by_an_exact_count_if_windows_overlap() -> None:
     operator, counted = window("hopping"), list[object]()
-    figures = StageCounts((0,), (0,), {0: (2,), 5000: (2,)})  # four in the window at 0, unless they are the same keys
+    figures = StageCounts((0,), (0,), {0: (2,), 5000: (2,)})  # four groups at 0, unless the panes share keys
 
     def recount(question: Any) -> dict[int, int]:
         counted.append(pickle.loads(pickle.dumps(question)))
@@ -225,7 +225,7 @@ def test_a_limit_is_counted_exactly_where_windows_overlap() -> None:
     assert len(counted) == 1, "sessions are counted by the commit"
 
 
-# -- in the rooms ------------------------------------------------------------------------------------------------------
+# -- dispatch in the packages ------------------------------------------------------------------------------------------
 
 
 def questions() -> Iterator[tuple[str, Any]]:
@@ -245,7 +245,7 @@ def questions() -> Iterator[tuple[str, Any]]:
 PRINTED = (
     "slackwater.ui.notebook._render",
     "slackwater.cli.api_value_format.format_api_value",
-)  # dispatches on the class of a value that Python code returns
+)  # both dispatch on the class of a value that Python code returns
 
 
 def is_about_systems(question: Any) -> bool:
@@ -259,8 +259,7 @@ class UnregisteredOperator:
 
 
 def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
-    """Where joins have no answer, the question is about windows alone, and no join gets there; likewise where a stage without
-    state has none: it is about rows that were kept."""
+    """A function handles all operators, only stateful ones, only windows or only joins, and refuses other classes."""
     answers: dict[str, set[str]] = {}
     for name, question in questions():
         if is_about_systems(question):
@@ -293,7 +292,7 @@ def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
 
 
 def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
-    """Functions without a safe default, such as the migration of state, refuse the operator by name, so that no rows are lost."""
+    """Functions without a safe default refuse the operator by name, so that rows are not lost."""
 
     class New(NonWindowOperator):
         pass
@@ -318,8 +317,8 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
     assert defaults == (False, None, None, (0, 0))
 
 
-def test_a_keyed_operator_is_handled_wherever_all_operators_are() -> None:
-    """A new keyed operator registers nowhere. It is missing only where the function is about late rows, windows or sides."""
+def test_keyed_operator_is_handled_wherever_all_other_operators_are() -> None:
+    """A new keyed operator needs no registration. Only functions about late rows, windows or sides do not handle it."""
     every = [cls for one in OPERATOR_TYPES for cls in one.operators]
     for name, question in questions():
         bare = question.dispatch(object)
@@ -327,7 +326,7 @@ def test_a_keyed_operator_is_handled_wherever_all_operators_are() -> None:
             assert question.dispatch(NthOfKey) is not bare, name
 
 
-def test_immediate_operators_have_no_late_rows_and_no_due_rows() -> None:
+def test_stateless_operator_never_has_late_or_due_rows() -> None:
     none, immediate = StageCounts((2, 3), (0, 0)), rows()
     task = ShardTask(immediate, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
     assert not immediate.may_be_due((), 0, 1 << 60, True)
@@ -338,7 +337,7 @@ def test_immediate_operators_have_no_late_rows_and_no_due_rows() -> None:
     assert (immediate.state_text(none), immediate.count_open_groups(none)) == ("no state", (0, 0))
 
 
-def test_a_keyed_operator_without_timers_is_never_due_and_takes_late_rows() -> None:
+def test_keyed_operator_without_timers_is_never_due_and_accepts_late_rows() -> None:
     operator = NthOfKey("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
     counts = StageCounts((2, 3), (2, 3))
     assert (operator.state_text(counts), operator.count_open_groups(counts)) == ("5 keys kept", (0, 5))
@@ -350,8 +349,8 @@ def test_a_keyed_operator_without_timers_is_never_due_and_takes_late_rows() -> N
     assert stats.dead > 1 << 61, "a row without a timer stays"
 
 
-def test_a_timed_row_of_state_is_due_in_one_advance_of_the_watermark() -> None:
-    """timers 5 and 9, and none
+def test_timer_is_due_in_exactly_one_advance_of_the_watermark() -> None:
+    """timers 5 and 9
 
     watermark    0 ─── 4 ─── 5 ─── 9 ─── 1 << 61
     due             no    5     9     nothing more
@@ -390,7 +389,7 @@ def test_an_operator_is_rebuilt_from_its_state(kind: str) -> None:
     assert (again.fingerprint, again.emission) == (operator.fingerprint, operator.emission)
 
 
-def test_the_tests_cover_every_operator() -> None:
+def test_every_registered_operator_is_covered_by_these_tests() -> None:
     assert {cls for one in OPERATOR_TYPES for cls in one.operators} == {cls for _, cls in EVERY.values()}
     assert {one.step for one in OPERATOR_TYPES} == {*Transform.STEPS.values(), type(ROWS)}
     kinds = [kind for one in OPERATOR_TYPES for kind in one.kinds]
@@ -398,7 +397,7 @@ def test_the_tests_cover_every_operator() -> None:
 
 
 def test_no_function_dispatches_on_the_class_of_a_connection() -> None:
-    """A package of a user cannot register there; `ConnectorDescription` and `Connector` are where a connector answers."""
+    """User packages cannot register in such a function. Connectors implement `ConnectorDescription` and `Connector`."""
     assert [name for name, question in questions() if is_about_systems(question)] == []
 
 
@@ -410,7 +409,7 @@ def test_an_unregistered_type_is_an_error_in_every_package() -> None:
             bare(*([UnregisteredOperator()] * len(signature(bare).parameters)))
 
 
-def test_an_operator_is_the_stage_logic_of_the_stores() -> None:
+def test_operators_implement_the_stage_logic_of_the_stores() -> None:
     assert issubclass(PaneWindowOperator, CompiledWindow)
     assert issubclass(SessionWindowOperator, CompiledWindow)
     assert issubclass(IntervalJoinOperator, CompiledJoin)

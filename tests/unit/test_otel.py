@@ -26,7 +26,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], Any]
 
 
 class Receiver(PostReceiver):
-    """A collector that keeps the requests it receives."""
+    """A collector that stores the requests it accepts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def start_observer(log_lines: list[str]) -> Any:
     return observer
 
 
-def test_the_numbers_are_those_of_prometheus(receiver: Receiver, log_lines: list[str]) -> None:
+def test_exported_metrics_equal_those_of_prometheus(receiver: Receiver, log_lines: list[str]) -> None:
     metrics = Metrics()
     metrics.on_start(loads(GOOD, "p.toml", {}))
     observer = start_observer(log_lines)
@@ -117,7 +117,7 @@ def test_counters_and_gauges_have_the_right_kind(receiver: Receiver, log_lines: 
     kinds = {m.name: m for s in receiver.requests[-1].resource_metrics[0].scope_metrics for m in s.metrics}
     rows = kinds["slackwater_streaming_rows_in"]
     assert rows.sum.is_monotonic
-    assert rows.sum.aggregation_temporality == 2  # cumulative, as the commit counts
+    assert rows.sum.aggregation_temporality == 2  # cumulative, like the counters of a commit
     assert kinds["slackwater_streaming_state_bytes"].WhichOneof("data") == "gauge"
     assert kinds["slackwater_streaming_state_bytes"].unit == "By"
 
@@ -158,7 +158,7 @@ def test_the_environment_variables_of_opentelemetry_are_used(
 def test_an_unreachable_collector_does_not_stop_a_run(
     log_lines: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # no server listens there
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # a port without a server
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     caplog.set_level(logging.DEBUG, "opentelemetry")
     observer = start_observer(log_lines)
@@ -183,7 +183,7 @@ def test_an_unreachable_collector_does_not_stop_a_run(
 def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
     log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collector accepts the connection and never answers. The run ends without it."""
+    """The collector accepts the connection but never responds, and the run ends anyway."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -195,7 +195,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
         assert observer._thread.daemon  # a thread that still runs ends with the process
 
 
-def test_a_failing_collector_is_reported_once_and_again_when_it_works(
+def test_collector_failure_and_recovery_are_reported_once_each(
     receiver: Receiver, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
@@ -213,7 +213,7 @@ def test_a_failing_collector_is_reported_once_and_again_when_it_works(
 
 
 @pytest.mark.parametrize("interval", ["soon", "0", "-5", "inf", "nan"])
-def test_a_wrong_interval_is_one_line(interval: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_export_interval_is_reported_in_one_line(interval: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
     with pytest.raises(
         StartError,
@@ -229,7 +229,7 @@ def test_a_wrong_interval_is_one_line(interval: str, monkeypatch: pytest.MonkeyP
         (observe.open_lineage, "openlineage", "--openlineage", "openlineage"),
     ],
 )
-def test_a_missing_extra_is_one_line(
+def test_missing_extra_is_reported_with_its_install_command(
     make: Any, module: str, option: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [m for m in sys.modules if m == module or m.startswith((f"{module}.", f"slackwater.observe.{module}"))]:

@@ -1,4 +1,4 @@
-"""`slackwater outbox` over files: an epoch that cannot be published waits, is shown, and is skipped."""
+"""`slackwater outbox` with a files target: an epoch that cannot be published is shown and skipped."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def unpublished(tmp_path: Path) -> Path:
     return file
 
 
-def test_outbox_show_and_skip(
+def test_outbox_shows_and_skips_the_pending_epoch(
     unpublished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PublishError):
@@ -139,7 +139,9 @@ def test_outbox_show_and_skip(
     assert sorted(pl.concat(map(pl.read_parquet, (tmp_path / "out").glob("*.parquet")))["k"]) == ["c", "d"]
 
 
-def test_into_a_directory(unpublished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outbox_skip_writes_the_rows_to_a_directory(
+    unpublished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run_outbox(monkeypatch, "skip", unpublished, 0, "--to", tmp_path / "kept") == 0
     rows = pl.read_parquet(tmp_path / "kept" / "p-000000000-rows.parquet")
     assert sorted(rows["k"]) == ["a", "b"]
@@ -160,7 +162,9 @@ def test_outbox_skip_is_refused_during_a_run(
         store.close()
 
 
-def test_skipping_again_after_a_crash_duplicates_nothing(unpublished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outbox_skip_after_a_crash_does_not_duplicate_dead_letters(
+    unpublished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from slackwater.runner import pending_output
 
     pipeline = toml.load(unpublished)
@@ -171,14 +175,14 @@ def test_skipping_again_after_a_crash_duplicates_nothing(unpublished: Path, monk
     assert dead_letter_reader.read_newest(pipeline, DeadLetterFilter()).height == 2
 
 
-def test_without_a_state_nothing_is_pending(
+def test_outbox_show_without_a_state_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_outbox(monkeypatch, "show", config(tmp_path)) != 0
     assert "there is no state yet" in capsys.readouterr().err
 
 
-def test_the_old_name_of_skip_refers_to_the_new_one(
+def test_old_name_of_outbox_skip_refers_to_the_new_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_outbox(monkeypatch, "set-aside", "p.toml", 0) != 0

@@ -37,7 +37,7 @@ US, MS = pa.timestamp("us", tz="UTC"), pa.timestamp("ms", tz="UTC")
 )
 def test_column_statistics_cover_all_files_row_groups_and_units(tmp_path: Path, kind: Any, unit_us: int) -> None:
     """
-    a   20 | - 30 | 25        b   - - | 3        three row groups, two
+    a   20 | - | 30 | 25        b   - - | 20        four row groups, and two
     """
     bare = [None if t is None else t.replace(tzinfo=None) for t in seconds_after_begin(20, None, 30, 25)]
     a = write_column(tmp_path / "a", pa.array(bare).cast(kind), row_group_size=1)
@@ -49,18 +49,18 @@ def test_column_statistics_cover_all_files_row_groups_and_units(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
-def test_numbers_have_no_unit(tmp_path: Path, kind: Any) -> None:
+def test_integer_columns_have_statistics_without_a_time_unit(tmp_path: Path, kind: Any) -> None:
     path = write_column(tmp_path / "a", pa.array([7, -3, None], kind))
     assert column_stats([path], "ts") == ColumnStats(3, 1, 0, -3, 7, str(path))
 
 
-def test_files_that_polars_writes_have_statistics(tmp_path: Path) -> None:
+def test_files_written_by_polars_have_statistics(tmp_path: Path) -> None:
     path = tmp_path / "a"
     pl.DataFrame({"ts": seconds_after_begin(1, 9, None)}).write_parquet(path, row_group_size=2)
     assert column_stats([path], "ts") == ColumnStats(3, 1, 1, BEGIN_US + 1_000_000, BEGIN_US + 9_000_000, str(path))
 
 
-def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
+def test_files_without_rows_or_times_have_counts_but_no_range(tmp_path: Path) -> None:
     none, nulls = (
         write_column(tmp_path / "0", pa.array([], US)),
         write_column(tmp_path / "1", pa.array([None, None], US)),
@@ -114,7 +114,7 @@ def test_missing_or_ambiguous_columns_have_no_statistics(tmp_path: Path) -> None
     assert [column_stats([path], name) for name in ("ts", "x", "s.x", "t.x", "s", "gone")] == [None] * 6
 
 
-def test_files_that_differ_in_their_units(tmp_path: Path) -> None:
+def test_files_with_different_time_units_have_no_statistics(tmp_path: Path) -> None:
     a, b = (write_column(tmp_path / str(k), pa.array(seconds_after_begin(1)).cast(k)) for k in (US, MS))
     assert column_stats([a, b], "ts") is None
 

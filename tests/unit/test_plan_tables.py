@@ -34,7 +34,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Run `slackwater plan` for a pipeline that has read the first version of the table. `keys` are more keys of the source."""
+    """Run `slackwater plan` for a pipeline that has read the first table version. `keys` are extra source keys."""
     run_pipeline(SESSION, STORY)
     mark_table_read(table)
     if table.kind == "iceberg":
@@ -83,7 +83,7 @@ def lines_of_table(lines: list[str]) -> list[str]:
     return [line for line in lines if "columns" in line or "unknown" in line or line.startswith("law: ")]
 
 
-def test_added_columns_are_reported_with_what_the_next_start_does(table: Any, say: Say) -> None:
+def test_plan_reports_added_columns_and_the_effect_of_the_next_start(table: Any, say: Say) -> None:
     assert lines_of_table(say('schema_changes = "add"')[1])[:-1] == [], "nothing came yet"
     table.add_column("weight")
     code, lines = say('schema_changes = "add"')
@@ -106,7 +106,7 @@ def test_added_columns_are_reported_with_what_the_next_start_does(table: Any, sa
     assert lines_of_table(say('schema_changes = "ignore"')[1])[:-1] == [], "they are not read"
 
 
-def test_plan_repeats_the_message_with_which_a_start_refuses(table: Any, say: Say) -> None:
+def test_plan_reports_new_columns_that_a_start_refuses(table: Any, say: Say) -> None:
     table.add_column("weight")
     code, lines = say()
     assert code == 1
@@ -120,15 +120,17 @@ def test_plan_repeats_the_message_with_which_a_start_refuses(table: Any, say: Sa
     assert lines[-1] == f"law: {report['sum']}"
 
 
-def test_a_recreated_table_is_refused(table: Any, say: Say, tmp_path: Path) -> None:
+def test_plan_refuses_a_recreated_table(table: Any, say: Say, tmp_path: Path) -> None:
     change_commits(lambda content: content["sources"]["web"]["offsets"].__setitem__("table", "another"))
     code, lines = say()
     assert code == 1
     assert "was created again after it had been read up to" in lines[-1]
 
 
-def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other changes are still reported, and `plan` does not claim that a start fails."""
+def test_plan_reports_an_unreadable_table_as_unknown_in_one_line(
+    table: Any, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code is 0, because `plan` cannot know that a start fails. A hanging table is unknown after a timeout."""
 
     def away(*arguments: Any) -> Any:
         raise OSError("connection refused")
@@ -152,7 +154,7 @@ def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypat
     assert 'unknown     source "web" did not answer within 0.05 s; changes in its table are unknown' in lines
 
 
-def test_a_deleted_table_is_refused(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_refuses_a_deleted_table(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     if table.kind == "delta":
         Path(table.path).rename("elsewhere")
     else:

@@ -1,4 +1,4 @@
-"""A quiet pipeline polls less often, and knows the time of its last poll."""
+"""Poll interval of a quiet pipeline, and the time of the last poll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new state over the output of an earlier state of the pipeline: the output is reported, refused, put aside or kept."""
+"""Output of an earlier state under a new state: the output is reported, refused, moved away or extended."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_refused_start_changes_nothing(tmp_path: Path, rebuild: dict[str, str]
     assert not list((tmp_path).glob("state/p*before*"))
 
 
-def test_files_without_a_marker_are_reported_too(tmp_path: Path) -> None:
+def test_output_files_without_marker_are_reported(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     (tmp_path / "out" / "_slackwater" / "p.json").unlink()
     with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*"; this start has no state'):
@@ -109,7 +109,7 @@ def test_output_of_other_pipelines_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "json"])
-def test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean(tmp_path: Path, form: str) -> None:
+def test_moved_output_is_complete_and_next_state_starts_clean(tmp_path: Path, form: str) -> None:
     publish_epochs(tmp_path, 3, 4, form=form)
     publish_epochs(tmp_path, 0, state="abcdef0123456789", form=form)  # next to the earlier files, as with --keep-output
     pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
@@ -121,7 +121,7 @@ def test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean(tm
     assert existing_output.check_previous_output(pipeline, None) == []
 
 
-def test_kept_output_is_reported(tmp_path: Path) -> None:
+def test_keep_output_option_reports_existing_files(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     pipeline = toml.load(config(tmp_path))
     (line,) = existing_output.check_previous_output(pipeline, "keep")
@@ -131,7 +131,7 @@ def test_kept_output_is_reported(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
 
 
-def test_output_without_a_state_and_old_letters_are_reported_but_not_refused(tmp_path: Path) -> None:
+def test_output_without_state_store_and_old_dead_letters_are_not_refused(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     assert len(existing_output.check_previous_output(toml.load(config(tmp_path, state=False)), None)) == 1
     (tmp_path / "b").mkdir()
@@ -141,7 +141,7 @@ def test_output_without_a_state_and_old_letters_are_reported_but_not_refused(tmp
     assert len(existing_output.move_previous_output(toml.load(tmp_path / "b" / "p.toml"))) == 1
 
 
-def test_an_append_only_delta_table(tmp_path: Path) -> None:
+def test_append_only_delta_table_with_previous_rows_is_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "lake")
     old = DeltaTarget(path, "append", TargetTable("p", FIELDS, None, "old"))
     old.open()
@@ -158,7 +158,7 @@ def test_an_append_only_delta_table(tmp_path: Path) -> None:
     assert existing_output.check_previous_output(merging, None) == []  # rows are replaced
 
 
-def test_an_append_only_iceberg_table(tmp_path: Path) -> None:
+def test_append_only_iceberg_table_with_previous_rows_is_refused(tmp_path: Path) -> None:
     lake = open_sql_catalog(tmp_path, "shop.t")
     lake.opened(TargetTable("p", FIELDS, None, "old"), "append").publish(6, ROWS)
     text = config(tmp_path, 'connection = "table"\ntable = "shop.t"\nmode = "append"').read_text()
@@ -169,7 +169,7 @@ def test_an_append_only_iceberg_table(tmp_path: Path) -> None:
     assert len(existing_output.check_previous_output(pipeline, "keep")) == 1
 
 
-def test_only_one_choice_for_previous_output(
+def test_previous_output_accepts_exactly_one_valid_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config(tmp_path)

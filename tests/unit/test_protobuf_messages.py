@@ -1,4 +1,4 @@
-"""Protobuf without Spark: the columns of messages, the frames before records, and what cannot be decoded."""
+"""Protobuf without Spark: columns of messages, frames of records, and undecodable records."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rows(message_decoder: ProtobufDecoder, *bodies: bytes | None) -> list[Any]:
     return decoded
 
 
-def test_the_columns_of_every_type() -> None:
+def test_every_type_becomes_a_column() -> None:
     assert message_columns(decoder(from_texts(TYPES, {}))) == (
         "`i` INT, `l` BIGINT, `ui` BIGINT, `ul` DECIMAL(20, 0), `fl` DECIMAL(20, 0), `f` FLOAT, `d` DOUBLE, `b` BOOLEAN, `s` STRING, "
         "`raw` BINARY, `color` STRING, `at` TIMESTAMP, `took` INTERVAL DAY TO SECOND, `wrapped` DECIMAL(20, 0), "
@@ -73,7 +73,7 @@ def test_the_columns_of_every_type() -> None:
     )
 
 
-def test_the_values_of_every_type() -> None:
+def test_values_of_every_type_are_decoded() -> None:
     files, most = from_texts(TYPES, {}), 2**64 - 1
     values = {
         "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": most, "fl": most, "f": 1.5, "d": 2.5, "b": True, "s": "ä", "raw": "AP8=",
@@ -105,12 +105,12 @@ def test_the_values_of_every_type() -> None:
     )
 
 
-def test_an_enum_number_that_the_schema_does_not_know_is_its_text() -> None:
+def test_unknown_enum_number_is_decoded_as_text() -> None:
     (row,) = rows(decoder(from_texts(SECOND, NOTES)), b"\x20\x09")
     assert row["kind"] == "9"
 
 
-def test_frames_name_the_message_and_the_version() -> None:
+def test_record_frame_selects_the_message_and_schema_version() -> None:
     framed_decoder = decoder(
         from_texts(SECOND, NOTES),
         heads=[*protobuf.record_prefixes(7, (0,)), *protobuf.record_prefixes(300, (0,))],
@@ -137,8 +137,8 @@ def test_frames_name_the_message_and_the_version() -> None:
     )
 
 
-def test_message_indexes_are_counted_as_producers_count_them() -> None:
-    """Descriptors represent a map as a message, but producers do not count it."""
+def test_message_indexes_match_those_of_producers() -> None:
+    """Descriptors represent a map as a message, but producers do not count maps."""
     files = from_texts(
         'syntax = "proto3"; message A { map<string, int32> m = 1; message B { message C { int32 x = 1; } } } message D {}',
         {},
@@ -150,7 +150,7 @@ def test_message_indexes_are_counted_as_producers_count_them() -> None:
 
 
 @pytest.mark.parametrize("broken", [[0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 7)), list(range(10_000))])
-def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
+def test_broken_records_do_not_affect_other_records_of_the_batch(broken: list[int]) -> None:
     bodies = [encode_first({"user": "u", "amount": 5})] * 10_000
     for n in broken:
         bodies[n] = (b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff")[
@@ -161,8 +161,8 @@ def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
     assert all(row == {"user": "u", "amount": 5} for row in decoded.drop_null().to_pylist())
 
 
-def test_bytes_that_make_the_decoder_panic() -> None:
-    """A Rust panic is not an Exception. It must not lose a batch."""
+def test_decoder_panic_does_not_lose_other_records_of_the_batch() -> None:
+    """A Rust panic is not a subclass of Exception."""
     files = from_texts(
         'syntax = "proto3"; message M { repeated fixed32 n = 1; map<string, M2> m = 2; } message M2 { int32 x = 1; }',
         {},
@@ -174,7 +174,7 @@ def test_bytes_that_make_the_decoder_panic() -> None:
             assert rows(decoder(files), good, bad, good)[::2] == [{"n": [1], "m": [("k", {"x": 1})]}] * 2
 
 
-def test_batches_keep_their_other_columns() -> None:
+def test_decoded_batches_retain_their_other_columns() -> None:
     body = pa.array([encode_first({"user": "a", "amount": 1}), None, b"\xff"], pa.large_binary())
     batch = pa.RecordBatch.from_pydict({"n": pa.array([1, 2, 3]), "value": body})
     (decoded,) = decode_batches(decoder(from_texts(FIRST, {})), iter([batch]))
@@ -233,7 +233,7 @@ def test_an_absent_field_of_proto2_is_null() -> None:
     assert row == {"a": None, "b": None, "c": []}
 
 
-def test_frames_name_messages_of_the_file_itself() -> None:
+def test_imported_message_is_refused_as_the_record_message() -> None:
     files = from_texts(SECOND, NOTES)
     assert (files.own_message_name(None), files.own_message_name("shop.Other")) == ("shop.Event", "shop.Other")
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_frames_name_messages_of_the_file_itself() -> None:
         files.own_message_name("shop.Note")
 
 
-def test_imports_built_into_confluents_registry_are_known() -> None:
+def test_imports_built_into_the_confluent_registry_are_resolved() -> None:
     text = """
         syntax = "proto3";
         import "confluent/meta.proto";
@@ -259,12 +259,12 @@ def test_imports_built_into_confluents_registry_are_known() -> None:
     assert rows(decoder(files), encode_message(files, "M", {"user": "a"})) == [{"user": "a", "price": None}]
 
 
-def test_references_stay_in_their_folder() -> None:
+def test_reference_outside_the_folder_is_refused() -> None:
     with pytest.raises(ValueError, match=r'^it refers to "\.\./x.proto", but no file has this name'):
         from_texts(FIRST, {"../x.proto": FIRST})
 
 
-def test_files_of_messages_and_descriptor_sets(tmp_path: Path) -> None:
+def test_proto_files_and_descriptor_sets_are_read(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "note.proto").write_text(NOTES["shop/note.proto"])
     path = tmp_path / "event.proto"

@@ -1,4 +1,4 @@
-"""The Python of the README and of examples/ under the type checkers of users, without the mypy plugin."""
+"""Python code of the README, the docs and examples/ under mypy and pyright, without the mypy plugin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ plan: sw.Plan = sw.describe(one)
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the Python of the README, the pages and the examples, and a file with mistakes, outside of the project."""
+    """Write the Python code of README, docs and examples, and a file with mistakes, outside of the project."""
     home = tmp_path_factory.mktemp("user")
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert blocks
@@ -72,7 +72,7 @@ def test_mypy_accepts_the_readme_and_the_examples(sources: Path) -> None:
     assert report.startswith("Success: no issues found"), report
 
 
-def test_mypy_still_finds_mistakes(sources: Path) -> None:
+def test_mypy_reports_wrong_constructor_arguments(sources: Path) -> None:
     report = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", "wrong.py")
     assert re.findall(r"^wrong.py:(\d+): error", report, re.MULTILINE) == ["4", "5", "6"], report
 
@@ -84,8 +84,8 @@ def test_pyright_accepts_the_readme_and_the_examples(sources: Path) -> None:
     assert set(re.findall(r"wrong.py:(\d+):\d+ - error", report)) == {"4", "5", "6"}, report
 
 
-def test_type_checkers_know_every_key_of_a_constructor(sources: Path) -> None:
-    """Each key is an argument, a duration is two, and only required keys have no default."""
+def test_constructor_signatures_have_an_argument_for_every_key(sources: Path) -> None:
+    """Each key is an argument, each duration is two arguments, and only required keys have no default."""
     specs = [spec for spec in {*iterate_specs(Pipeline)} if hasattr(sw, spec.__name__)]
     assert len(specs) == 12
     names = [spec.__name__ for spec in specs]

@@ -1,4 +1,4 @@
-"""Relative paths begin at the config, and a start never creates a second state without a message."""
+"""Relative paths are resolved from the config folder, and a start never creates a second state silently."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ path = "${STATE}"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a config, and a working directory elsewhere."""
+    """Create a folder with a config, and change to another directory."""
     monkeypatch.setenv("STATE", "state")
     for name in ("conf", "conf/in", "elsewhere"):
         (tmp_path / name).mkdir()
@@ -62,7 +62,7 @@ def load_config(home: Path) -> sw.Pipeline:
     return sw.load(home / "conf" / "p.toml")
 
 
-def test_paths_begin_at_the_folder_of_the_config(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_are_resolved_from_the_config_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def paths(pipeline: sw.Pipeline) -> list[str]:
         assert pipeline.dead_letter is not None and pipeline.state_store is not None
         (source,), lookup = pipeline.sources, pipeline.transform.lookups["users"]
@@ -83,7 +83,7 @@ def test_paths_begin_at_the_folder_of_the_config(home: Path, monkeypatch: pytest
     assert paths(sw.load("p.toml")) == expected
 
 
-def test_a_source_keeps_its_name_and_the_file_its_spelling(home: Path) -> None:
+def test_source_name_and_written_config_keep_relative_paths(home: Path) -> None:
     pipeline = load_config(home)
     assert pipeline.sources[0].name == "in/*.jsonl"  # states store this name
     written = sw.to_toml(pipeline)
@@ -95,7 +95,7 @@ def test_a_source_keeps_its_name_and_the_file_its_spelling(home: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/data/in", "s3://bucket/in", "file:/data/in"])
-def test_absolute_paths_and_addresses_stay(home: Path, path: str) -> None:
+def test_absolute_paths_and_urls_are_not_changed(home: Path, path: str) -> None:
     (home / "conf" / "p.toml").write_text(
         CONFIG.replace("in/*.jsonl", path).replace('path = "out"', f'path = "{path}"')
     )
@@ -117,7 +117,7 @@ def command(
 def test_a_state_in_the_working_directory_is_reported(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A state exists where paths used to begin, and none exists where they begin now."""
+    """A state exists in the working directory, from which paths used to be resolved, but not in the config folder."""
     (home / "elsewhere" / "state" / "clicks" / "manifests").mkdir(parents=True)
     (home / "elsewhere" / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
     (home / "elsewhere" / "out" / "_slackwater").mkdir(parents=True)
@@ -134,18 +134,18 @@ def test_a_state_in_the_working_directory_is_reported(
     assert f"mv '{home / 'elsewhere' / 'state'}' '{home / 'conf' / 'state'}'" in err and err.count("\n") == 1
 
 
-def test_moved_directories_are_reported_once(home: Path) -> None:
+def test_state_in_the_old_directory_is_refused_unless_a_new_one_exists(home: Path) -> None:
     for place in ("elsewhere", "conf"):
         (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
         (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
-    local_paths.check_moved_directories(load_config(home))  # a state exists where paths begin now
+    local_paths.check_moved_directories(load_config(home))  # not refused, because the config folder has a state
     for file in (home / "conf" / "state").rglob("*.json"):
         file.unlink()
     with pytest.raises(StartError, match="relative paths are now resolved from the folder of the config"):
         local_paths.check_moved_directories(load_config(home))
 
 
-def test_files_of_others_in_the_old_directory_are_ignored(home: Path) -> None:
+def test_unrelated_files_in_the_old_directory_are_ignored(home: Path) -> None:
     (home / "elsewhere" / "out").mkdir()
     (home / "elsewhere" / "out" / "report.pdf").write_text("x")
     (home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)
@@ -179,8 +179,8 @@ def test_an_unwritable_path_is_refused(
     ]
 
 
-def test_a_directory_without_the_right_to_write(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system's answer is simulated, because the user of this test may be able to write anywhere."""
+def test_directory_without_write_permission_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate `os.access`, because the user who runs this test may have write permission everywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / "conf")
     lines = list(local_paths.unwritable_directories(load_config(home)))
     assert len(lines) == 3

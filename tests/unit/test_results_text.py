@@ -1,4 +1,4 @@
-"""The last lines of a run: how many results it emitted, and why."""
+"""The last lines of a run: the number of emitted results by reason."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def sessions(cap: str) -> sw.Pipeline:
         ("rows", {"row": 5000}, "5,000 rows; no state"),
     ],
 )  # fmt: skip
-def test_a_stage(kind: str, emitted: Mapping[str, int], message: str) -> None:
+def test_summary_of_a_stage_counts_results_by_reason(kind: str, emitted: Mapping[str, int], message: str) -> None:
     groups = 0 if kind == "rows" else 11
     assert list(summarize_results(status(kind, emitted, config=sessions("12h"), groups=groups))) == [message]
 
 
-def test_a_join() -> None:
+def test_summary_of_a_join_counts_pairs_and_waiting_rows() -> None:
     join_status = status(
         "join", {"match": 95_000, "unmatched": 1}, buffered={"left": BufferCounts(812), "right": BufferCounts(30)}
     )
@@ -66,7 +66,7 @@ def test_a_join() -> None:
     ]
 
 
-def test_stages_have_a_line_each() -> None:
+def test_summary_has_one_line_per_stage() -> None:
     day = replace(STAGE, name="day", kind="tumbling", open=2, counters=replace(COUNTERS, emitted={"flush": 3}))
     assert list(summarize_results(replace(STATUS, stages=(STAGE, day)), "by flush")) == [
         'stage "transform": 42 sessions: 40 closed by the watermark, 2 cut at max_session_duration; 12 open',

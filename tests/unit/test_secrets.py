@@ -53,7 +53,7 @@ def nothing_known() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("command", [["explain"], ["check"], ["plan"], ["plan", "--json"], ["why"]])
-def test_commands_show_the_name_of_a_secret(
+def test_commands_mask_secrets_from_the_environment(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,8 +68,8 @@ def test_commands_show_the_name_of_a_secret(
         assert "WHERE token = '${API_TOKEN}'" in output
 
 
-def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixture) -> None:
-    from slackwater.engine import epoch_driver  # noqa: F401  # with it the log's filter
+def test_errors_and_log_lines_mask_secrets_in_quoted_sql(caplog: pytest.LogCaptureFixture) -> None:
+    from slackwater.engine import epoch_driver  # noqa: F401  # installs the filter of the log
 
     loads(TOML, env={"API_TOKEN": SECRET})
     quoted = f"[PARSE_SYNTAX_ERROR] near '{SECRET}'"

@@ -1,4 +1,4 @@
-"""State files hold what was written."""
+"""Round trips of state files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Each section of docs/semantics.md has tests that enforce it: the marker `semantics` names them, and a page lists them.
+"""Each section of docs/semantics.md has tests with the marker `semantics`, and a generated page lists these tests.
 
-The page is generated: tests/unit/test_messages.py checks that it is current.
+tests/unit/test_messages.py checks that the page is current.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ TITLES = section_titles()
 
 
 @pytest.mark.parametrize("anchor", TITLES)
-def test_each_section_has_tests(anchor: str) -> None:
-    """At least one of them runs in `make test`."""
+def test_each_semantics_section_has_a_test(anchor: str) -> None:
+    """At least one test per section runs in `make test`."""
     assert anchor in anchors((ROOT / "docs" / "semantics.md").read_text())
     assert [t.name for t in TESTS if anchor in t.anchors and not t.is_exhaustive], (
         f'no test enforces the section "{TITLES[anchor]}" of docs/semantics.md; mark one with '
@@ -23,23 +23,23 @@ def test_each_section_has_tests(anchor: str) -> None:
     )
 
 
-def test_each_marker_names_sections_that_exist() -> None:
+def test_each_semantics_marker_names_existing_sections() -> None:
     assert [f"{t.file}::{t.name}: {a}" for t in TESTS for a in t.anchors if a not in TITLES] == []
 
 
-def test_each_marked_test_says_what_it_checks() -> None:
+def test_each_marked_test_has_a_description() -> None:
     assert [f"{t.file}::{t.name}" for t in TESTS if not t.description.endswith(".")] == []
 
 
-def test_no_marker_is_overlooked() -> None:
-    """A marker on a class or a module would not be found."""
+def test_every_semantics_marker_in_the_tests_is_collected() -> None:
+    """A marker on a class or a module would not be collected."""
     texts = {
         path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path.name != "test_semantics_index.py"
     }
     assert sum(text.count("pytest.mark.semantics(") for text in texts.values()) == len(TESTS)
 
 
-def test_markers_are_found_in_a_text() -> None:
+def test_markers_are_collected_from_source_text() -> None:
     text = '''
 @pytest.mark.semantics("a", "b")
 @exhaustive(beside="test_laws.py::test_refused_rows_are_counted")

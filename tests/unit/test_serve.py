@@ -1,4 +1,4 @@
-"""One client of the HTTP server cannot affect the others: limits on requests, connections, hosts and answers."""
+"""Isolation of the clients of the HTTP server by limits on requests, connections, hosts and answers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def scan_where(http_server: HttpServer, where: str) -> tuple[int, Any]:
 
 
 def raw(http_server: HttpServer, sent: bytes, whole: bool = False) -> bytes:
-    """Return the answer up to the end of the connection if `whole`, else the first part of it."""
+    """Return the first part of the answer, or the answer up to the end of the connection with `whole`."""
     with socket.create_connection(("127.0.0.1", http_server.port), timeout=30) as client:
         client.sendall(sent)
         received = b""
@@ -76,7 +76,7 @@ def raw(http_server: HttpServer, sent: bytes, whole: bool = False) -> bytes:
     return received
 
 
-# -- what a `where` may hold -------------------------------------------------------------------------------------------
+# -- limits on `where` -------------------------------------------------------------------------------------------------
 
 BOMBS = {
     "a long sum": "n > " + "+".join(["1"] * 10_000),
@@ -115,7 +115,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_an_invalid_condition_is_refused_in_one_line(served: HttpServer, bomb: str) -> None:
+def test_invalid_condition_is_refused_in_one_line(served: HttpServer, bomb: str) -> None:
     status, answer = scan_where(served, BOMBS[bomb])
     assert status in ((400, 414) if len(quote(BOMBS[bomb])) > 8000 else (400,))
     pattern = r"(where: |the path with its query is longer|the request is not valid HTTP, or its headers)[^\n]+"
@@ -124,7 +124,7 @@ def test_an_invalid_condition_is_refused_in_one_line(served: HttpServer, bomb: s
 
 
 @pytest.mark.parametrize("bomb", ["a long sum", "casts", "LPAD", "subquery"])
-def test_the_python_view_has_the_same_limits_as_http(view: StateView, bomb: str) -> None:
+def test_python_view_has_the_condition_limits_of_http(view: StateView, bomb: str) -> None:
     with pytest.raises(StartError, match=r"^where: "):
         view.scan(BOMBS[bomb])
 
@@ -157,7 +157,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("where", CONDITIONS)
-def test_allowed_conditions_mean_the_same_as_in_polars(where: str) -> None:
+def test_allowed_condition_selects_the_rows_that_polars_selects(where: str) -> None:
     data = {
         "k": ["a", "b", None],
         "n": [1, 2, 3],
@@ -171,18 +171,18 @@ def test_allowed_conditions_mean_the_same_as_in_polars(where: str) -> None:
     assert filtered.equals(frame.filter(pl.sql_expr(where)))
 
 
-# -- what an answer may cost -------------------------------------------------------------------------------------------
+# -- limits on answers -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", ["9" * 23, "-1", "many", "1_0", "１", "", "1e3", "9" * 5000, "100001"])
-def test_a_limit_is_a_number_within_bounds(served: HttpServer, limit: str) -> None:
+def test_invalid_limit_is_refused_with_the_valid_range(served: HttpServer, limit: str) -> None:
     status, answer = get(served, f"/scan?limit={quote(limit)}")
     assert status == 400
     assert re.fullmatch(r'limit: found "[^\n]{0,80}", expected a whole number from 0 to 100000', answer["error"])
 
 
 @pytest.mark.parametrize("path", ["/scan?at=" + "9" * 20, "/?" + "&".join("at=0" for _ in range(60)), "/?at=%ff"])
-def test_malformed_requests_are_refused(served: HttpServer, path: str) -> None:
+def test_malformed_query_string_is_refused(served: HttpServer, path: str) -> None:
     assert get(served, path)[0] == 400
 
 
@@ -194,14 +194,14 @@ def test_malformed_requests_are_refused(served: HttpServer, path: str) -> None:
         ("SCAN_SECONDS", 0.0, 400, "where: the query took longer than 0 seconds; request the windows of one key"),
     ],
 )
-def test_an_answer_is_limited_in_size(
+def test_answer_is_limited_in_rows_bytes_and_time(
     served: HttpServer, monkeypatch: pytest.MonkeyPatch, bound: str, value: float, status: int, message: str
 ) -> None:
     monkeypatch.setattr(server, bound, value)
     assert get(served, "/scan") == (status, {"error": message})
 
 
-def test_a_slow_request_does_not_delay_others(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_request_does_not_delay_other_requests(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, free = threading.Event(), threading.Event()
 
     def slow(view: StateView, parameters: Any) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_a_slow_request_does_not_delay_others(view: StateView, monkeypatch: pyte
     assert answers == [(200, {"was": "slow"})]
 
 
-def test_a_hundred_concurrent_requests_are_all_answered(served: HttpServer) -> None:
+def test_hundred_concurrent_requests_are_all_answered(served: HttpServer) -> None:
     statuses: list[int] = []
     threads = [threading.Thread(target=lambda: statuses.append(get(served, "/scan?limit=1")[0])) for _ in range(100)]
     for thread in threads:
@@ -237,7 +237,9 @@ def test_a_hundred_concurrent_requests_are_all_answered(served: HttpServer) -> N
     assert statuses.count(200) >= server.MOST_RUNNING
 
 
-def test_a_bug_is_one_line_and_the_server_goes_on(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_continues_after_an_internal_error_of_a_request(
+    view: StateView, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(view: StateView, parameters: Any) -> dict[str, Any]:
         raise pl.exceptions.PanicException("out of luck\nand more")
 
@@ -250,7 +252,7 @@ def test_a_bug_is_one_line_and_the_server_goes_on(view: StateView, monkeypatch: 
         running.stop()
 
 
-# -- who may ask -------------------------------------------------------------------------------------------------------
+# -- hosts and requests ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -264,8 +266,8 @@ def counters() -> Iterator[HttpServer]:
     "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:80", "", "localhost.evil", "[x]"]
 )
 @pytest.mark.parametrize("which", ["served", "counters"])
-def test_another_host_is_refused(request: pytest.FixtureRequest, which: str, host: str) -> None:
-    """A web page whose name resolves to loopback cannot read anything."""
+def test_unknown_host_header_is_refused(request: pytest.FixtureRequest, which: str, host: str) -> None:
+    """A web page whose host name resolves to loopback cannot read data."""
     status, answer = get(request.getfixturevalue(which), "/metrics", Host=host)
     assert status == 421
     assert "use its IP address, or allow the name with --allow-host" in answer["error"]
@@ -274,7 +276,7 @@ def test_another_host_is_refused(request: pytest.FixtureRequest, which: str, hos
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost:8085", "[::1]:80", "10.0.0.7", "LOCALHOST", "state.example:80"]
 )
-def test_an_ip_address_and_an_allowed_host_are_answered(served: HttpServer, host: str) -> None:
+def test_ip_address_and_allowed_host_are_answered(served: HttpServer, host: str) -> None:
     assert get(served, "/", Host=host)[0] == 200
 
 
@@ -298,7 +300,7 @@ SECOND = b"GET /fetch?key=k=u49 HTTP/1.1\r\nHost: localhost\r\n\r\n"
         b"Content-Length: -1\r\n\r\n" + SECOND,
     ],
 )
-def test_a_request_body_is_not_a_second_request(served: HttpServer, more: bytes) -> None:
+def test_request_body_is_not_parsed_as_a_second_request(served: HttpServer, more: bytes) -> None:
     answer = raw(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + more, whole=True)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1") == 1
@@ -315,7 +317,7 @@ def test_a_request_body_is_not_a_second_request(served: HttpServer, more: bytes)
         b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
     ],
 )
-def test_input_that_is_not_http_is_refused_and_closed(served: HttpServer, junk: bytes) -> None:
+def test_invalid_http_is_refused_and_the_server_continues(served: HttpServer, junk: bytes) -> None:
     try:
         answer = raw(served, junk)
     except (ConnectionResetError, BrokenPipeError):  # the server closed before it had read everything
@@ -324,7 +326,7 @@ def test_input_that_is_not_http_is_refused_and_closed(served: HttpServer, junk: 
     assert get(served, "/")[0] == 200
 
 
-def test_a_client_that_closes_its_write_side_gets_an_answer(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_closes_its_write_side_gets_an_answer(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, free = threading.Event(), threading.Event()
 
     def slow(view: StateView, parameters: Any) -> dict[str, Any]:
@@ -345,7 +347,7 @@ def test_a_client_that_closes_its_write_side_gets_an_answer(view: StateView, mon
     assert answer.endswith(b'{"was": "slow"}')
 
 
-def test_a_long_path_is_refused(served: HttpServer) -> None:
+def test_long_path_is_refused(served: HttpServer) -> None:
     assert get(served, "/?a=" + "x" * 9000)[0] == 414
 
 
@@ -357,7 +359,7 @@ def test_paths_outside_the_routes_are_404(served: HttpServer) -> None:
     )
 
 
-# -- who holds a connection --------------------------------------------------------------------------------------------
+# -- connections -------------------------------------------------------------------------------------------------------
 
 
 def connect_and_send(http_server: HttpServer, sent: bytes = b"GET / HTTP/1.1\r\n") -> socket.socket:
@@ -376,7 +378,7 @@ def start_small_server(app: Any = _hello, **limits: Any) -> HttpServer:
 
 
 def is_closed(client: socket.socket) -> bool:
-    """Wait until the server closes a connection, and discard what it still sends."""
+    """Wait until the server closes a connection, and discard the remaining data."""
     with client:
         try:
             while client.recv(4096):
@@ -390,7 +392,7 @@ ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTT", ASKED[:-2], ASKED, ASKED + ASKED[:10]])
-def test_a_client_without_further_requests_is_disconnected(sent: bytes) -> None:
+def test_idle_client_is_disconnected_after_the_timeout(sent: bytes) -> None:
     running = start_small_server(wait_s=0.2)
     try:
         assert is_closed(connect_and_send(running, sent))
@@ -398,7 +400,7 @@ def test_a_client_without_further_requests_is_disconnected(sent: bytes) -> None:
         running.stop()
 
 
-def test_idle_connections_do_not_keep_requests_out() -> None:
+def test_idle_connections_do_not_block_new_requests() -> None:
     running = start_small_server(max_connections=4)
     held = []
     try:
@@ -411,7 +413,7 @@ def test_idle_connections_do_not_keep_requests_out() -> None:
         running.stop()
 
 
-def test_an_unread_answer_is_aborted() -> None:
+def test_answer_that_the_client_does_not_read_is_aborted() -> None:
     gone = threading.Event()
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
@@ -445,7 +447,7 @@ print(len(run_local(window, [RowsInput({"a": [{"ts": 0, "k": "u"}]})], {"k": "st
 
 
 def test_idle_metrics_connections_leave_file_descriptors_to_the_runner(tmp_path: Any) -> None:
-    """300 connections to a process that may have 256 files open; then it runs a pipeline."""
+    """Open 300 connections to a process with a limit of 256 open files, then run a pipeline in the process."""
     with subprocess.Popen(
         [sys.executable, "-c", IDLE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as runner:

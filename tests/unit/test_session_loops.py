@@ -1,4 +1,4 @@
-"""The session kernels: their order, what compiles them, and that nothing else loads Numba."""
+"""Session kernels: their sort order, their compilation, and imports that do not load Numba."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPREADS: dict[str, Any] = {
 @pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
 @pytest.mark.parametrize("rows", [0, 1, 32, 33, 64, 65, 1000, 4097])
 @pytest.mark.parametrize("keys", [1, 3, 500])
-def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -> None:
+def test_intervals_are_ordered_as_by_a_stable_sort(rows: int, keys: int, spread: Any) -> None:
     """Sort one key with thousands of rows and many keys with a few, with ties in all sort columns."""
     rng = np.random.default_rng(rows)
     hashes = spread(rng)[rng.integers(keys, size=rows)]
@@ -52,7 +52,7 @@ def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_sessions_are_cut_as_by_whole_arrays(seed: int) -> None:
+def test_session_heads_match_the_whole_array_implementation(seed: int) -> None:
     """The intervals are sorted, do not overlap, and have different gaps."""
     rng = np.random.default_rng(seed)
     edges = np.cumsum(rng.integers(1, 6, size=2 * 60))
@@ -64,7 +64,7 @@ def test_sessions_are_cut_as_by_whole_arrays(seed: int) -> None:
         assert (find_session_heads(start, last, end, run, cap) == expected).all()
 
 
-def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
+def test_warm_up_compiles_every_kernel_that_an_epoch_runs() -> None:
     compile_loops()
     before = {loop.__name__: loop.signatures for loop in LOOPS}
     assert {"sort_intervals", "distinct_hashes", "build_runs", "summarize_keys", "build_fragments"} <= set(before)
@@ -108,8 +108,8 @@ NAN, INF = float("nan"), float("inf")
     ids=["numbers", "nan", "null"],
 )
 @pytest.mark.parametrize("heads", [[0, 1, 2, 3, 4, 5], [0], [0, 2, 3], [0, 5]])
-def test_adjacent_groups_merge_as_scattered_groups_do(values: list[float | None], heads: list[int]) -> None:
-    """This includes accumulators that are merged by one array operation, with NULL and NaN as elsewhere."""
+def test_merging_runs_matches_merging_scattered_groups(values: list[float | None], heads: list[int]) -> None:
+    """Merge many kinds of accumulators, some of them with one array operation, over numbers, NULL and NaN."""
     names = ["count", "sum", "avg", "min", "max", "var", "first", "collect_list"]
     columns = {"v": "double", "i": "bigint", "s": "string"}
     specs = [Aggregation(agg="count", as_="n")]

@@ -1,4 +1,4 @@
-"""The docs site builds without a warning, every page is in the navigation, and the examples on the pages are checked."""
+"""The docs site builds without a warning, its navigation lists every page, and the examples on the pages are valid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def configs() -> Iterator[tuple[str, int]]:
-    """The whole configs on the pages: those with a target, except one for the connector that a page writes."""
+    """Yield the complete configs on the pages, which have a target. Skip the custom connector of one page."""
     for page in PAGES:
         for n, text in enumerate(blocks(page, "toml")):
             if re.search(r"^\[target\]", text, re.MULTILINE) and 'kind = "journal"' not in text:
@@ -82,7 +82,7 @@ def build_site(home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
 
 
-def test_the_site_has_every_page_and_reads_as_the_markdown_does(site: Path) -> None:
+def test_site_renders_every_page_without_unparsed_markdown(site: Path) -> None:
     for page in PAGES:
         html = _Text()
         html.feed((site / page).with_suffix(".html").read_text())
@@ -92,7 +92,7 @@ def test_the_site_has_every_page_and_reads_as_the_markdown_does(site: Path) -> N
         assert not [a for a in html.addresses if re.match(r"https?://|//", a)], f"{page} asks another host"
 
 
-def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+def test_broken_link_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A\n[b](nowhere.md) [c](#nothing)\n")
     (tmp_path / "zensical.toml").write_text('[project]\nsite_name = "x"\n')
@@ -132,7 +132,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert [p for p in PAGES if p.startswith("adr/") and f"]({p})" not in decisions] == []
 
 
-def test_the_version_that_builds_it_is_pinned() -> None:
+def test_version_of_the_site_builder_is_pinned() -> None:
     dev = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
     assert [d for d in dev if re.fullmatch(r"zensical==[\d.]+", d)]
 
@@ -165,8 +165,8 @@ def test_every_config_on_a_page_passes_check(
         ("from-ksqldb.md", "sql", "WINDOW SESSION"),
     ],
 )
-def test_both_systems_use_the_same_gap_and_lateness(page: str, language: str, word: str) -> None:
-    """The example of the other system and the config have equal gap and lateness."""
+def test_migration_examples_use_the_same_gap_and_lateness(page: str, language: str, word: str) -> None:
+    """The example for the other system and the config have the same gap and lateness."""
     theirs, ours = blocks(page, language)[0], tomllib.loads(blocks(page, "toml")[0])
     window = ours["transform"]["window"]
     assert word in theirs
@@ -175,8 +175,8 @@ def test_both_systems_use_the_same_gap_and_lateness(page: str, language: str, wo
     assert (window["kind"], window["gap"], window["lateness"]) == ("session", "30m", "1m")
 
 
-def test_from_kafka_to_postgres_is_the_pipeline_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which a test runs on real ones: test_docs.py."""
+def test_kafka_start_page_shows_the_pipeline_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_docs.py` runs this pipeline on real services."""
     monkeypatch.setenv("KAFKA", "127.0.0.1:1")
     monkeypatch.setenv("WAREHOUSE_URL", "postgresql://127.0.0.1:1/shop")
     readme = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
@@ -193,14 +193,14 @@ def _emitted_rows(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("corrected", [False, True])
-def test_the_tables_of_ten_events_match_the_emitted_rows(corrected: bool) -> None:
+def test_tables_on_the_learn_page_match_the_emitted_rows(corrected: bool) -> None:
     names, *lines = [line.split() for line in blocks("learn.md", "text")[corrected].splitlines()]
     held = _emitted_rows(corrected).values()
     shown = [[str(format_iso(r[n]) if n.startswith("window") else r[n]) for n in names] for r in held]
     assert sorted(shown) == sorted(lines)
 
 
-def test_the_page_of_ten_events_is_about_the_pictures_events_and_window() -> None:
+def test_learn_page_uses_the_events_and_window_of_its_pictures() -> None:
     assert blocks("learn.md", "json") == [pictures.EVENTS.read_text()]
     assert len(pictures.events()) == 10
     assert toml.loads(blocks("learn.md", "toml")[0]).transform.window == pictures.window()
@@ -218,7 +218,7 @@ def test_the_page_of_ten_events_is_about_the_pictures_events_and_window() -> Non
     assert pictures.state(8, True)[1].bars[0].values["clicks"] == 4
 
 
-def test_the_glossary_lists_each_term_once_in_order_with_its_name_elsewhere() -> None:
+def test_glossary_terms_are_unique_sorted_and_complete() -> None:
     rows = re.findall(r"^\| \*\*(.+?)\*\* \|(.*)\|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
     terms = [term for term, _ in rows]
     assert len(terms) >= 55
@@ -228,7 +228,7 @@ def test_the_glossary_lists_each_term_once_in_order_with_its_name_elsewhere() ->
         assert cells.count(" | ") == 3, term
 
 
-def test_how_to_pages_have_the_titles_that_people_search() -> None:
+def test_pages_exist_with_the_titles_that_users_search_for() -> None:
     titles = {(DOCS / p).read_text().splitlines()[0].removeprefix("# ") for p in PAGES}
     expected = {
         "No output yet",
@@ -242,8 +242,8 @@ def test_how_to_pages_have_the_titles_that_people_search() -> None:
     assert expected <= titles
 
 
-def test_links_to_the_docs_in_errors_and_keys_exist() -> None:
-    """Links to pages and headings in the code exist."""
+def test_docs_links_in_the_source_code_have_targets() -> None:
+    """Each link in the source code names an existing page and heading."""
     named = set[tuple[str, str]]()
     for path in (ROOT / "src").rglob("*.py"):
         named |= set(re.findall(r"docs/([\w/-]+\.md)#([\w-]+)", path.read_text()))
@@ -253,11 +253,11 @@ def test_links_to_the_docs_in_errors_and_keys_exist() -> None:
 
 
 def command_reference() -> str:
-    """Return the sections of all commands."""
+    """Return the sections of all commands in one text."""
     return "\n".join(path.read_text() for path in sorted((DOCS / "commands").glob("*.md")))
 
 
-def test_commands_on_the_pages_exist() -> None:
+def test_commands_in_code_blocks_exist() -> None:
     """Every `slackwater …` in a block of a how-to or start page is a command with these options."""
     reference = command_reference()
     for page in [p for p in PAGES if p.startswith(("how-", "start-"))] + ["upgrade.md", "learn.md"]:
@@ -272,8 +272,8 @@ def test_commands_on_the_pages_exist() -> None:
                     assert option in section, f"{page}: {line.strip()}"
 
 
-def test_commands_in_sentences_and_tables_exist() -> None:
-    """Every `slackwater …` within a line of any page is a command, or a group of commands, and has these options."""
+def test_commands_in_inline_code_exist() -> None:
+    """Every `slackwater …` within a line of any page is a command with these options, or a group of commands."""
     reference = command_reference()
     seen = 0
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
@@ -290,5 +290,5 @@ def test_commands_in_sentences_and_tables_exist() -> None:
     assert seen > 50
 
 
-def test_the_events_are_json_lines() -> None:
+def test_example_events_are_json_lines() -> None:
     assert all(json.loads(line) for line in pictures.EVENTS.read_text().splitlines())

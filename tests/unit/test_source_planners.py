@@ -1,4 +1,4 @@
-"""Planners and the loop that polls them, without Spark: what an epoch reads, when it begins, and what counts as silence."""
+"""Source planners and the polling loop, without Spark: input and start of epochs, and silence of sources."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_files_that_vanish_before_they_are_read_are_reported(tmp_path: Path, cap
     ]
 
 
-def test_a_file_is_planned_as_it_is_just_before_it_is_read(tmp_path: Path) -> None:
+def test_file_is_planned_with_its_current_size(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a")
     planner = FilesPlanner(source(str(tmp_path)), [])
     planner.stop_at_current_end()
@@ -103,7 +103,7 @@ def test_a_file_is_planned_as_it_is_just_before_it_is_read(tmp_path: Path) -> No
     assert part.entries[0] == part.entries[0].current
 
 
-def test_a_file_name_that_is_not_utf8_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_name_that_is_not_utf8_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")).touch()
     write_file(tmp_path, "a")
     planner = FilesPlanner(source(str(tmp_path)), [])
@@ -113,7 +113,7 @@ def test_a_file_name_that_is_not_utf8_is_reported_once(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("options", [{"latestFirst": "true"}, {"maxBytesPerTrigger": "1g"}, {"cleanSource": "delete"}])
-def test_some_sources_only_spark_can_plan(tmp_path: Path, options: Mapping[str, str]) -> None:
+def test_unsupported_options_and_locations_are_left_to_spark(tmp_path: Path, options: Mapping[str, str]) -> None:
     assert create_listing(source(str(tmp_path), options=options).spec) is None
     assert create_listing(source(str(tmp_path), options={"multiLine": "true"}).spec) is not None
     assert create_listing(source("s3a://bucket/in").spec) is None
@@ -124,14 +124,14 @@ def test_some_sources_only_spark_can_plan(tmp_path: Path, options: Mapping[str, 
     )
 
 
-def test_conflicting_partition_folders_are_one_line(tmp_path: Path) -> None:
+def test_conflicting_partition_folders_are_reported_in_one_line(tmp_path: Path) -> None:
     write_file(tmp_path / "a=1", "x")
     write_file(tmp_path / "b", "y")
     with pytest.raises(EpochError, match=r'^source "events": "\S+" and "\S+/b" cannot be read as one table'):
         FilesPlanner(source(str(tmp_path)), []).next()
 
 
-def test_an_unreadable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(folder: str) -> Any:
         raise PermissionError(13, "Permission denied", folder)
 
@@ -142,7 +142,7 @@ def test_an_unreadable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class ScriptedPlanner:
-    """A planner with scripted answers."""
+    """Planner with scripted answers."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -154,7 +154,7 @@ class ScriptedPlanner:
         return answer
 
 
-def test_the_answer_of_one_source_is_kept_while_another_is_unavailable() -> None:
+def test_planned_batch_waits_while_another_source_is_unavailable() -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
     one, other = ScriptedPlanner("first", None, "third"), ScriptedPlanner(away, "second", "fourth")
     planners = SourcePlanners(None, {"one": one, "other": other})  # type: ignore[arg-type, dict-item]
@@ -168,7 +168,7 @@ def test_the_answer_of_one_source_is_kept_while_another_is_unavailable() -> None
 # -- offsets -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_is_divided_among_the_partitions() -> None:
+def test_offset_limit_is_divided_among_the_partitions() -> None:
     start, end = {("t", 0): 0, ("t", 1): 100, ("t", 2): 7}, {("t", 0): 900, ("t", 1): 200, ("t", 2): 7}
     assert limit_offsets(start, end, None) == limit_offsets(start, end, 1000) == end
     assert limit_offsets(start, end, 100) == {("t", 0): 90, ("t", 1): 110, ("t", 2): 7}
@@ -180,7 +180,7 @@ def test_a_limit_is_divided_among_the_partitions() -> None:
 
 
 class Clock:
-    """A clock that advances where the loop waits and where an epoch advances it."""
+    """Clock that advances when the loop waits, and when an epoch advances it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -189,7 +189,7 @@ class Clock:
 
 
 class Run:
-    """A loop over sources with scripted answers: rows, nothing or an error."""
+    """Loop over sources with scripted answers: rows, an empty answer or an error."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Run:
 ROWS, NOTHING = {"events": object()}, dict[str, Any]()
 
 
-def test_rows_are_taken_immediately_and_the_whole_silence_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_immediately_and_all_silence_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
         yield from [ROWS, ROWS]
         while clock.now < 1600:
@@ -264,7 +264,7 @@ def test_rows_are_taken_immediately_and_the_whole_silence_is_counted(monkeypatch
     assert len(run.poll_times) < 1200, "less often, the longer it lasts"
 
 
-def test_a_suspended_machine_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspension_of_the_machine_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
         yield NOTHING
         clock.now += 3600
@@ -277,8 +277,8 @@ def test_a_suspended_machine_does_not_count_as_silence(monkeypatch: pytest.Monke
     assert 0 < sum(s for *_, s in run.epochs_and_ticks) <= 8
 
 
-def test_a_silent_source_counts_as_silent_while_others_keep_the_run_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs follow each other without a pause. A source without rows at every poll was silent all the time."""
+def test_source_without_rows_counts_as_silent_during_busy_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs follow each other without a pause. A source that has no rows at any poll is silent all the time."""
     run = Run(Clock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
     run.go()
     assert [(kind, s) for kind, _, s in run.epochs_and_ticks] == [("rows", 0.0), *[("rows", 1.0)] * 29]
@@ -290,7 +290,7 @@ def test_only_a_part_of_a_slow_epoch_counts_as_silence(monkeypatch: pytest.Monke
     assert [(kind, s) for kind, _, s in run.epochs_and_ticks] == [("rows", 0.0), ("tick", 0.4)]
 
 
-def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_triggers_poll_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
         yield ROWS
         clock.now += 25.0  # a slow epoch: the next interval has passed
@@ -329,14 +329,14 @@ def test_the_end_of_the_input_ends_the_run_without_a_tick(monkeypatch: pytest.Mo
     assert run.poll_times == [1000.0] * 3, "no trigger is waited for"
 
 
-def test_a_stopped_loop_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_loop_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS]))
     run._end()
     run.go()
     assert (run.poll_times, run.epochs_and_ticks) == ([], [])
 
 
-def test_an_unavailable_source_is_polled_again_and_does_not_count_as_silent(
+def test_unavailable_source_is_polled_again_and_does_not_count_as_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
@@ -356,7 +356,7 @@ def test_an_unavailable_source_is_polled_again_and_does_not_count_as_silent(
 
 
 @pytest.mark.parametrize("before", [[], [ROWS]])
-def test_an_unavailable_source_ends_the_run_after_a_while(monkeypatch: pytest.MonkeyPatch, before: list[Any]) -> None:
+def test_source_that_stays_unavailable_fails_the_run(monkeypatch: pytest.MonkeyPatch, before: list[Any]) -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
     run = Run(Clock(monkeypatch), lambda: iter([*before, *[away] * 1000]))
     with pytest.raises(StartError, match="Kafka is away"):
@@ -364,8 +364,8 @@ def test_an_unavailable_source_ends_the_run_after_a_while(monkeypatch: pytest.Mo
     assert (len(run.poll_times) > 100) == bool(before), "the first poll ends the run immediately"
 
 
-def test_an_interrupt_lets_the_current_epoch_finish() -> None:
-    """The caller's thread is interrupted while it waits; the epoch works in another one."""
+def test_interrupted_run_finishes_its_current_epoch() -> None:
+    """The thread of the caller is interrupted while the epoch runs in another thread."""
     begun, ended = threading.Event(), threading.Event()
 
     class Slow:

@@ -1,4 +1,4 @@
-"""Code that depends on the version of Spark: the partition of a shard, and which jars are fetched."""
+"""Code that depends on the version of Spark: the partition of a shard, and the jars of the connectors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slackwater.spark import operator_input
 from slackwater.spark.sessions import spark_jars
 
 
-def test_the_hash_is_that_of_spark() -> None:
-    """`SELECT hash(0), hash(1), hash(-1), hash(2147483647)` by Spark 4.3."""
+def test_murmur3_hash_equals_the_hash_of_spark() -> None:
+    """Compare with `SELECT hash(0), hash(1), hash(-1), hash(2147483647)` in Spark 4.3."""
     numbers = np.array([0, 1, -1, 2147483647], dtype=np.int32)
     assert operator_input.hash_murmur3(numbers).tolist() == [933211791, -559580957, -1604776387, 133916647]
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 64, 1000])
-def test_each_shard_has_a_number_that_leads_to_its_partition(shards: int) -> None:
+def test_shard_keys_hash_to_the_partition_of_the_shard(shards: int) -> None:
     hashes = operator_input.hash_murmur3(np.array(operator_input.compute_shard_keys(shards), dtype=np.int32))
     assert np.mod(hashes, shards).tolist() == list(range(shards))
 
@@ -34,7 +34,7 @@ def test_each_shard_has_a_number_that_leads_to_its_partition(shards: int) -> Non
         ("4.0.5", ["4.2.0", "4.1.1"], None),
     ],
 )
-def test_the_cached_connector_fits_the_version_of_spark(
+def test_cached_connector_matches_the_spark_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: str, cached: list[str], taken: str | None
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))

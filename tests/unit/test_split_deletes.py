@@ -1,4 +1,4 @@
-"""Superseded rows on their way from the record to the target, also after a crash."""
+"""Superseded rows: their path from the staged output to the target, also after a crash."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def at_second(seconds: int) -> dt.datetime:
 
 
 def staged_output(*rows: tuple[str | None, int, int | None, str], logic: CompiledWindow = LOGIC) -> pl.DataFrame:
-    """Output as the shards stage it: user, window start in seconds, count (None: superseded), reason."""
+    """Return staged output: user, window start in seconds, count (None if superseded), reason."""
     return pl.DataFrame(
         [(user, at_second(s), None if n is None else at_second(s + 10), s, n, reason) for user, s, n, reason in rows],
         schema={**{f.name: f.polars for f in logic.output}, "__reason": pl.String()},
@@ -63,7 +63,7 @@ def test_rows_and_superseded_rows_are_split_in_order() -> None:
     assert gone.rows() == [("a", at_second(40), 40), (None, at_second(300), 300), ("b", at_second(300), 300)]
 
 
-def test_an_append_only_target_gets_every_row() -> None:
+def test_output_for_an_append_only_target_contains_every_row() -> None:
     rows, gone = split_deletes(LOGIC, SHARDS, upserts=False)
     assert [(r[0], r[3], r[4]) for r in rows.rows()] == [
         ("a", 40, None), ("a", 100, 1), ("b", 100, 8), (None, 300, None), ("b", 300, None),
@@ -71,7 +71,7 @@ def test_an_append_only_target_gets_every_row() -> None:
     assert gone.is_empty()
 
 
-def test_the_identity_of_a_tumbling_window_has_no_session_id() -> None:
+def test_identity_of_a_tumbling_window_has_no_session_id() -> None:
     logic = compile_window(build_pipeline(TUMBLING, ["a"]), {"user": Field("user", "string")})
     output = pl.DataFrame(
         {"window_start": [at_second(0)], "window_end": None, "user": ["u"], "n": None, "__reason": "supersede"}
@@ -129,7 +129,7 @@ def start(home: Path, target: Any) -> None:
 
 
 @pytest.mark.parametrize("destination", [{"upserts": True}, {}])
-def test_an_epoch_that_a_start_publishes_deletes_superseded_rows_once(tmp_path: Path, destination: Any) -> None:
+def test_publishing_a_pending_epoch_deletes_superseded_rows_once(tmp_path: Path, destination: Any) -> None:
     commit_unpublished(tmp_path, **destination)
     target = RecordingTarget()
     start(tmp_path, target)
@@ -137,7 +137,7 @@ def test_an_epoch_that_a_start_publishes_deletes_superseded_rows_once(tmp_path: 
     assert target.epochs == [(0, [8], [300])]
 
 
-def test_an_append_only_target_gets_superseded_rows_as_rows(tmp_path: Path) -> None:
+def test_append_only_target_receives_superseded_rows_as_rows(tmp_path: Path) -> None:
     commit_unpublished(tmp_path / "state", upserts=False)
     target = FilesTarget(tmp_path / "out", "parquet", TargetTable("law", tuple(LOGIC.output), LOGIC.identity, "s"))
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_an_append_only_target_gets_superseded_rows_as_rows(tmp_path: Path) -> N
     assert pl.read_parquet(tmp_path / "out" / "*.parquet")["n"].to_list() == [8, None]
 
 
-def test_a_target_that_stopped_upserting_waits_until_the_previous_config_published(tmp_path: Path) -> None:
+def test_target_cannot_stop_upserting_while_an_epoch_is_pending(tmp_path: Path) -> None:
     commit_unpublished(tmp_path, upserts=True)
     with pytest.raises(
         StartError, match=r"committed but not yet published, and the config has changed since \(upserts\)"
@@ -153,7 +153,7 @@ def test_a_target_that_stopped_upserting_waits_until_the_previous_config_publish
         start(tmp_path, RecordingTarget(upserts=False))
 
 
-def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
+def test_tombstone_key_equals_the_key_of_its_row_byte_for_byte() -> None:
     for keys in (None, ["session_id", "user"]):
         rows, gone = split_deletes(LOGIC, [staged_output((None, 300, 4, "close"))], upserts=True)
         _, gone = split_deletes(LOGIC, [staged_output((None, 300, None, "supersede"))], upserts=True)
@@ -163,7 +163,7 @@ def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
         assert value is not None and nothing is None and headers == []
 
 
-def test_targets_that_upsert() -> None:
+def test_only_kafka_targets_with_an_identity_upsert() -> None:
     table, letters = TargetTable("p", tuple(LOGIC.output), LOGIC.identity), TargetTable("p", tuple(LOGIC.output), None)
     assert not ConsoleTarget.upserts and not FilesTarget.upserts
     assert KafkaTarget({}, "t", table).upserts

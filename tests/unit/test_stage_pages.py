@@ -1,4 +1,4 @@
-"""The examples of the pages under docs/stages run, and give what the pages say."""
+"""Examples of the pages under docs/stages: configs are valid, and Python code runs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import slackwater as sw
 DEDUP = "docs/stages/dedup.md"
 
 
-def test_the_config_of_the_page_on_dedup_is_valid() -> None:
+def test_config_of_dedup_page_is_valid() -> None:
     pipeline = sw.loads(block("toml", page=DEDUP), "dedup.toml")
     assert pipeline.transform.dedup == sw.Dedup(
         keys=["payment_id"], keep="first", within="10m", event_time_column="ts", lateness="1m"
     )
 
 
-def test_the_python_of_the_page_on_dedup_runs() -> None:
+def test_python_code_of_dedup_page_runs() -> None:
     exec(block("python", page=DEDUP), {})
 
 
 OWN = "docs/stages/own-operators.md"
 
 
-def test_the_class_of_the_page_on_own_operators_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_class_of_own_operators_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "card_rules", raising=False)
     (tmp_path / "card_rules.py").write_text(block("python", page=OWN))

@@ -1,4 +1,4 @@
-"""`slackwater run --timings`: the timeline of the start, printed once."""
+"""Timeline of the start, which `slackwater run --timings` prints once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_first_commit_prints_the_timeline_once() -> None:
     ]
 
 
-def test_a_run_without_a_commit_prints_it_at_its_end() -> None:
+def test_run_without_a_commit_prints_the_timeline_at_its_end() -> None:
     for error, line in ((None, "the run ends"), (ValueError(), "the run fails")):
         timeline, notices = started()
         timeline.on_end(error)

@@ -1,4 +1,4 @@
-"""Tables as sources, without Spark: which files an epoch reads, in which order, where it goes on, and what is refused."""
+"""Plan the epochs of table sources without Spark: files of an epoch, order, resumption, and refused tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def source_of(table: Any, stored_columns: str | None = None, **keys: Any) -> Any
 
 
 class Run:
-    """A run, epoch by epoch. `at` holds the offsets that it would commit."""
+    """Plans a run epoch by epoch. `at` has the offsets that the run would commit."""
 
     def __init__(self, table: Any, offsets: LakeTableOffsets | None = None, **keys: Any) -> None:
         self.table, self.at = table, offsets
@@ -65,7 +65,7 @@ class Run:
 
 
 def numbers(path: str) -> list[int]:
-    """Read the numbers of the rows of a file: see `row`."""
+    """Read the numbers that `row` gave to the rows of a file."""
     seconds = pl.read_parquet(path.removeprefix("file://"), columns=["at"], glob=False)["at"].dt.second()
     return [int(n) for n in seconds]
 
@@ -77,10 +77,10 @@ def append_versions(table: Any, *sizes: int, first: int = 0) -> None:
         first += size
 
 
-# -- what comes next ---------------------------------------------------------------------------------------------------
+# -- order of reading --------------------------------------------------------------------------------------------------
 
 
-def test_the_current_rows_of_a_table_come_before_appended_rows(table: Any) -> None:
+def test_current_rows_of_a_table_are_read_before_appended_rows(table: Any) -> None:
     append_versions(table, 4, 3)
     run = Run(table)
     assert run.epoch()
@@ -91,8 +91,8 @@ def test_the_current_rows_of_a_table_come_before_appended_rows(table: Any) -> No
     assert Run(table, run.at).all() == []
 
 
-def test_an_epoch_is_bounded_within_a_version_and_over_versions(table: Any) -> None:
-    """Each version has three files, one for each day; two are read at once."""
+def test_max_files_per_trigger_bounds_epochs_within_and_across_versions(table: Any) -> None:
+    """Each version has three files, one for each day. An epoch reads two files."""
     append_versions(table, 6, 3)
     run = Run(table, max_files_per_trigger=2)
     run.epoch()
@@ -105,7 +105,7 @@ def test_an_epoch_is_bounded_within_a_version_and_over_versions(table: Any) -> N
     assert sorted(run.rows[:6]) == list(range(6)), "and in it what was added first"
 
 
-def test_a_run_that_restarts_at_every_position_reads_the_same(table: Any) -> None:
+def test_run_that_restarts_at_every_position_reads_the_same_epochs(table: Any) -> None:
     """The offsets suffice, even within the first version of a table that has changed since."""
     append_versions(table, 6)
     whole = Run(table, max_files_per_trigger=1)
@@ -139,7 +139,7 @@ def test_compaction_is_skipped_and_its_version_counts_as_read(table: Any) -> Non
     assert run.at is not None and run.at.version == table.newest()
 
 
-def test_latest_begins_after_the_current_end(table: Any) -> None:
+def test_latest_starting_offsets_read_only_rows_appended_later(table: Any) -> None:
     append_versions(table, 3)
     run = Run(table, starting_offsets="latest")
     assert not run.epoch()
@@ -147,7 +147,7 @@ def test_latest_begins_after_the_current_end(table: Any) -> None:
     assert run.all() == [[3, 4]]
 
 
-def test_a_run_can_begin_with_the_rows_of_a_version(table: Any) -> None:
+def test_starting_version_selects_the_first_version_to_read(table: Any) -> None:
     append_versions(table, 3)
     append_versions(table, 2, first=3)
     version = table.newest()
@@ -158,7 +158,7 @@ def test_a_run_can_begin_with_the_rows_of_a_version(table: Any) -> None:
         Run(table, starting_version=99)
 
 
-def test_an_empty_table_waits_for_its_first_rows(tmp_path: Path) -> None:
+def test_run_on_an_empty_table_waits_for_its_first_rows(tmp_path: Path) -> None:
     table = Iceberg(tmp_path)
     append_versions(table, 1)
     table.lake.tables().catalog.drop_table("shop.events")
@@ -173,7 +173,7 @@ def test_an_empty_table_waits_for_its_first_rows(tmp_path: Path) -> None:
         catalog.create_table("shop.events", COLUMNS)
 
 
-def test_the_end_of_the_input_is_fixed_when_it_is_set(table: Any) -> None:
+def test_rows_appended_after_the_end_was_set_are_not_read(table: Any) -> None:
     append_versions(table, 3)
     run = Run(table, max_files_per_trigger=1)
     run.planner.stop_at_current_end()
@@ -183,10 +183,10 @@ def test_the_end_of_the_input_is_fixed_when_it_is_set(table: Any) -> None:
     assert sorted(run.rows) == [0, 1, 2]
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused tables ----------------------------------------------------------------------------------------------------
 
 
-def test_a_version_that_deletes_rows_ends_the_run_after_the_versions_before_it(table: Any) -> None:
+def test_version_that_deletes_rows_ends_the_run_after_earlier_versions(table: Any) -> None:
     append_versions(table, 3, 2)
     run = Run(table, max_files_per_trigger=1)
     run.epoch()
@@ -207,9 +207,7 @@ def test_a_version_that_deletes_rows_ends_the_run_after_the_versions_before_it(t
         Run(table, run.at).all()
 
 
-def test_a_version_that_deletes_rows_is_skipped_by_name_and_counted(
-    table: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skipped_version_that_deletes_rows_is_named_and_counted(table: Any, caplog: pytest.LogCaptureFixture) -> None:
     append_versions(table, 3, 3)
     run = Run(table, on_rewrite="skip")
     run.epoch()
@@ -225,7 +223,7 @@ def test_a_version_that_deletes_rows_is_skipped_by_name_and_counted(
     assert Run(table, run.at, on_rewrite="skip").all() == []
 
 
-def test_a_missing_version_is_reported_and_no_rows_are_skipped(table: Any) -> None:
+def test_expired_unread_version_ends_the_run_instead_of_losing_rows(table: Any) -> None:
     append_versions(table, 3)
     run = Run(table)
     run.all()
@@ -250,7 +248,7 @@ def test_an_expired_first_version_ends_the_run(table: Any) -> None:
         Run(table, run.at, max_files_per_trigger=1).all()
 
 
-def test_expired_versions_that_were_read_are_not_missed(table: Any) -> None:
+def test_expired_versions_that_were_already_read_are_not_needed(table: Any) -> None:
     append_versions(table, 3, 1)
     run = Run(table)
     run.all()
@@ -259,7 +257,7 @@ def test_expired_versions_that_were_read_are_not_missed(table: Any) -> None:
     assert Run(table, run.at).all() == [[4, 5]]
 
 
-def test_another_table_of_the_same_name_is_refused(table: Any, tmp_path: Path) -> None:
+def test_recreated_table_of_the_same_name_is_refused(table: Any, tmp_path: Path) -> None:
     append_versions(table, 3)
     run = Run(table)
     run.all()
@@ -292,7 +290,7 @@ def test_a_table_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"), [("POSITION_DELETES", "position deletes"), ("EQUALITY_DELETES", "equality deletes")]
 )
-def test_delete_files_are_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
+def test_delete_files_are_refused_with_their_kind(tmp_path: Path, content: str, words: str) -> None:
     table = Iceberg(tmp_path)
     append_versions(table, 3)
     run = Run(table)
@@ -304,7 +302,7 @@ def test_delete_files_are_refused_by_name(tmp_path: Path, content: str, words: s
         Run(table).all()
 
 
-def test_a_new_column_is_refused_by_name_unless_schema_changes_is_set(table: Any) -> None:
+def test_new_column_is_refused_by_name_unless_schema_changes_is_set(table: Any) -> None:
     append_versions(table, 1)
     run = Run(table)
     run.all()
@@ -350,7 +348,7 @@ def test_an_unavailable_table_is_polled_again(table: Any, monkeypatch: pytest.Mo
 # -- positions ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_position_survives_its_serialization() -> None:
+def test_lake_table_offsets_survive_json_serialization() -> None:
     for offsets in (
         LakeTableOffsets("t", 5),
         LakeTableOffsets("t", 5, 3, 2, True),

@@ -1,4 +1,4 @@
-"""Targets that are added, removed, renamed and moved between runs, and an epoch that waits for one of them meanwhile."""
+"""Targets that are added, removed, renamed or moved between runs, also while an epoch is pending."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
     return [c.line for c in comparison.changes]
 
 
-def test_plan_reports_what_happens_to_each_target(test: Any) -> None:
+def test_plan_reports_the_change_of_each_target(test: Any) -> None:
     commit = test._driver.state
     assert lines(build_pipeline(HOURS, MINUTES), commit) == []
     assert lines(build_pipeline(HOURS), commit) == [
@@ -86,7 +86,7 @@ def test_plan_reports_what_happens_to_each_target(test: Any) -> None:
     ]
 
 
-def test_an_added_target_gets_later_rows_and_a_removed_one_keeps_its_rows(test: Any) -> None:
+def test_added_target_gets_only_later_rows_and_removed_one_keeps_its_rows(test: Any) -> None:
     more = target("more", "minutes", "more")
     assert test.target("minutes").held.height == 2
     test.restart(build_pipeline(HOURS, more))
@@ -98,7 +98,7 @@ def test_an_added_target_gets_later_rows_and_a_removed_one_keeps_its_rows(test: 
     assert set(test._driver.state.targets) == {"hours", "minutes", "more"}
 
 
-def test_from_one_to_several_and_back(tmp_path: Path) -> None:
+def test_pipeline_can_change_from_one_target_to_several_and_back(tmp_path: Path) -> None:
     seeds.hide_warnings()
     with LocalPipeline(build_pipeline(only=HOURS), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as test:
         test.pipe(rows(0, 61))
@@ -119,7 +119,7 @@ def test_from_one_to_several_and_back(tmp_path: Path) -> None:
         assert {n: t.writer for n, t in test._driver.state.targets.items()} == {"hours": "p"}
 
 
-def test_a_pending_epoch_keeps_its_target_while_others_may_change(test: Any, tmp_path: Path) -> None:
+def test_target_of_a_pending_epoch_cannot_change_but_others_can(test: Any, tmp_path: Path) -> None:
     test.target("minutes").down = True
     with pytest.raises(
         PublishError, match=r'^target "minutes": memory is down: it did not accept epoch 1; if this cannot be fixed'
@@ -161,7 +161,7 @@ def test_skipping_an_epoch_reads_only_the_unpublished_rows(test: Any) -> None:
     } and not pending.has_one_target
 
 
-def test_markers_of_another_epoch_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
+def test_outdated_and_damaged_delivery_markers_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "reached"
     note = ProgressFiles(LocalStorage(str(tmp_path)))
     assert note.delivered_targets(3) == frozenset()
@@ -175,7 +175,7 @@ def test_markers_of_another_epoch_and_damaged_ones_are_ignored(tmp_path: Path) -
         assert note.delivered_targets(4) == frozenset()
 
 
-def test_a_record_of_one_target_is_still_readable(test: Any) -> None:
+def test_commit_in_the_single_target_format_is_readable(test: Any) -> None:
     record = test._driver.state.model_dump(mode="json")
     was = record["targets"]["hours"]
     former = {k: v for k, v in record.items() if k not in ("targets", "letters_to", "reached")}

@@ -24,7 +24,7 @@ HOSTILE = (
     "token", "select", "CamelCase", "rate%", "%(x)s", 'a"b', "a'b", "a'); DROP TABLE x; --", "a\\b", "ä€\U0001f600", "a.b", "$1", "?",
     "x" * 300, "__gone", "s", "t", "a`b", "\x01\x1b[2J", "-", "a:b", "#",
 )  # fmt: skip
-SPACED = ("a b", "a;b", "a,b", "a\nb", "{x}", "a=b", "\t", " ")  # Delta does not allow these
+SPACED = ("a b", "a;b", "a,b", "a\nb", "{x}", "a=b", "\t", " ")  # not allowed by Delta
 
 
 def frame(odd: str) -> tuple[TargetTable, pl.DataFrame]:
@@ -33,7 +33,9 @@ def frame(odd: str) -> tuple[TargetTable, pl.DataFrame]:
 
 
 @pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])
-def test_files_console_and_messages(odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_kafka_messages_preserve_unusual_column_names(
+    odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table, rows = frame(odd)
     for form in ("parquet", "csv", "json"):
         FilesTarget(tmp_path, form, table).publish({"parquet": 0, "csv": 1, "json": 2}[form], rows)
@@ -53,7 +55,7 @@ def test_files_console_and_messages(odd: str, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("odd", HOSTILE)
-def test_delta(odd: str, tmp_path: Path) -> None:
+def test_delta_target_preserves_unusual_column_names(odd: str, tmp_path: Path) -> None:
     table, rows = frame(odd)
     target = DeltaTarget(str(tmp_path / "d"), "merge", table)
     target.open()
@@ -65,7 +67,7 @@ def test_delta(odd: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])
-def test_iceberg(odd: str, tmp_path: Path) -> None:
+def test_iceberg_target_preserves_unusual_column_names(odd: str, tmp_path: Path) -> None:
     table, rows = frame(odd)
     lake = open_sql_catalog(tmp_path)
     target = lake.opened(table)
@@ -75,7 +77,7 @@ def test_iceberg(odd: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])
-def test_members_of_structs_in_json(odd: str) -> None:
+def test_json_preserves_unusual_struct_field_names(odd: str) -> None:
     rows = pl.DataFrame({"v": [{odd: 1}, {odd: None}]}, schema={"v": pl.Struct({odd: pl.Int64})})
     text = rows.select(value_to_json(pl.col("v"), rows.schema["v"]).alias("v"))["v"].to_list()
     assert [json.loads(t) for t in text] == [{odd: 1}, {odd: None}]

@@ -18,7 +18,7 @@ NAMED = re.compile(r"\b(?:tests(?:\.\w+)*\.)?(?:test_\w+|conftest)\b")
 
 
 def imported_tests(text: str) -> list[str]:
-    """The test files that a file imports, also in the text of a script for another process."""
+    """Return the test files that a file imports, including imports in scripts for other processes."""
     modules = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
@@ -30,11 +30,11 @@ def imported_tests(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
-def test_no_test_imports_another(path: Path) -> None:
+def test_test_files_do_not_import_each_other(path: Path) -> None:
     assert imported_tests(path.read_text()) == [], "what two tests share is a module in tests/support"
 
 
-def test_imports_of_tests_are_found() -> None:
+def test_imports_of_test_files_are_detected() -> None:
     text = "from tests.unit import test_a, x\nimport tests.unit.test_b\nfrom tests.spark.test_c import y\nS = '''\nfrom tests.e2e.test_d import z\n'''"
     assert imported_tests(text) == [f"tests.{n}" for n in ("e2e.test_d", "spark.test_c", "unit.test_a", "unit.test_b")]
     assert imported_tests("from test_e import x\nimport test_f") == ["test_e", "test_f"]
@@ -52,12 +52,12 @@ def test_every_support_module_has_a_docstring() -> None:
 
 
 def targets() -> dict[str, str]:
-    """The targets that `make help` lists, with their commands."""
+    """Return the targets that `make help` lists, with their commands."""
     recipes = re.findall(r"^([a-z-]+):[^\n]*##[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     return dict(recipes)
 
 
-def test_the_pages_name_existing_make_targets() -> None:
+def test_docs_name_existing_make_targets_and_omit_none() -> None:
     make_targets = targets()
     for page in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", ".ci/run"):
         named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)\b", (ROOT / page).read_text(), re.MULTILINE))
@@ -82,9 +82,7 @@ def test_ci_runs_the_checks_and_every_case_of_every_test() -> None:
 
 
 @pytest.mark.parametrize("name", ["CI", "SLACKWATER_TEST_ALL"])
-def test_a_missing_service_skips_a_test_and_fails_it_if_all_are_required(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_service_skips_a_test_unless_all_tests_are_required(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("SLACKWATER_TEST_ALL", raising=False)
     require_dependency("python", True, "nothing")
@@ -99,8 +97,8 @@ def test_a_missing_service_skips_a_test_and_fails_it_if_all_are_required(
         require_dependency("Broker", False, "apt-get install b")
 
 
-def test_all_cases_but_the_first_are_exhaustive() -> None:
-    """Cases keep their names and their marks."""
+def test_cases_beyond_the_selected_ones_are_marked_exhaustive() -> None:
+    """Marked cases retain the ids and the marks of the case."""
     cases = select_cases([1, 2, ("a", 3), pytest.param(4, id="four", marks=pytest.mark.slow)], keep=2)
     assert cases[:2] == [1, 2]
     assert [(case.values, case.id, [mark.name for mark in case.marks]) for case in cases[2:]] == [
@@ -109,8 +107,8 @@ def test_all_cases_but_the_first_are_exhaustive() -> None:
     ]
 
 
-def test_every_exhaustive_test_has_a_sibling_in_make_test() -> None:
-    """`exhaustive` stands in tests/support/case_selection.py only, which leaves at least one case, or names the test next to it."""
+def test_every_exhaustive_test_has_a_related_test_in_make_test() -> None:
+    """Only tests/support/case_selection.py adds the mark. At least one case, or a related test, stays unmarked."""
     marked = [p.name for p in FILES if re.search(r"mark\.exhaustive", p.read_text()) and p.name != Path(__file__).name]
     assert marked == ["case_selection.py"]
     texts = {p.name: p.read_text() for p in FILES}

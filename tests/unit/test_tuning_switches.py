@@ -1,4 +1,4 @@
-"""The switches of the tunings: what each of them turns off."""
+"""Switches that turn off the tunings, and the effect of each switch."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ EFFECTS: dict[str, Callable[[], bool]] = {
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)
-def test_a_switch_turns_off_its_tuning_and_no_other(
-    tuning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switch_turns_off_one_tuning_and_no_other(tuning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "archive_of_this_test"
     archive.touch()
     monkeypatch.setattr(jvm_launch, "class_archive_path", lambda java: archive)

@@ -26,7 +26,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
-def test_colours_are_distinguishable(mode: int) -> None:
+def test_colours_meet_the_wcag_contrast_ratios(mode: int) -> None:
     colours = MODES[mode]
     assert {pair for pair in TEXT if contrast(colours[pair[0]], colours[pair[1]]) < 4.5} == set()
     assert {name for name in MARKS if contrast(colours[name], colours["card"]) < 3} == set()

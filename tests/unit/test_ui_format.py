@@ -1,4 +1,4 @@
-"""Counts and their nouns on the page, and paths with `..`."""
+"""Test the nouns after counts on the page, and paths with `..`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from slackwater.ui.blocks.upcoming_closes import CloseBin, UpcomingCloses, count
         (2, "keys in windows", "2 keys in open windows"),
     ],
 )
-def test_counts_agree_with_their_nouns(count: int, noun: str, text: str) -> None:
+def test_noun_after_a_count_is_singular_for_one_and_plural_otherwise(count: int, noun: str, text: str) -> None:
     assert count_windows(count, noun) == text
     drawn = draw_closes(UpcomingCloses(noun, None, count, 10, (CloseBin(0, 10, count),)), None)
     assert f"{text} {'closes' if count == 1 else 'close'} from" in drawn
 
 
-def test_dots_in_a_path_are_resolved_before_links(tmp_path: Path) -> None:
-    """Spark does the same: the target of a symbolic link before the dots does not matter."""
+def test_parent_directories_in_a_path_are_resolved_before_links(tmp_path: Path) -> None:
+    """The target of a symbolic link before the dots does not matter, as in Spark."""
     for name in ("in/a.json", "elsewhere/b.json"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""The page of a join and of a window over a join: the content of each block."""
+"""Page of a join and of a window over a join: the content of each block."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ROWS = RowsInput(
 SUMS = [Aggregation(agg="count", as_="n")]
 
 
-def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
+def test_join_page_does_not_show_windows_and_accounts_for_all_rows(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
     run_local(join, [ROWS], TYPES, SOURCES, flush=False, state_dir=str(tmp_path))
     watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), format_report)
     seen = load_model(watched, 0)
     assert seen.closing is None
-    # the order without a user is emitted without a partner, the payment without a user is not emitted
+    # the order without a user is emitted without a match, but the payment without a user is not emitted
     assert (seen.rows.total.rows_in, seen.rows.total.used, seen.rows.total.keyless) == (20, 19, 1)
     assert seen.top.accounted
     assert "1 without a key" in seen.top.sentence
@@ -46,7 +46,7 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
         load_key(watched, {"user": "u1"}, 0)
 
 
-def test_after_a_join_the_page_shows_the_windows_of_the_second_stage(tmp_path: Path) -> None:
+def test_page_shows_the_windows_of_a_stage_after_a_join(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
     join = join.model_copy(update={"kind": "inner"})

@@ -1,4 +1,4 @@
-"""Late rows on the page: replayed rows do not count as late, and the others are linked."""
+"""Late rows on the UI page: replayed rows do not count as late, and other late rows link to their dead letters."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from slackwater.ui.page_server import serve_pages
 MS = 1000
 
 
-def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
-    """
+def test_replayed_rows_no_longer_count_as_late(tmp_path: Path) -> None:
+    """Count a late row as replayed after the replay.
+
     gap 3     [0 ── 2]     [8 ── 9]            both are stored, and gone from the state
     late                ● 5                    is late, then applied
     """
@@ -47,7 +48,7 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
         assert total.unaccounted == 0
 
 
-def test_late_rows_link_to_their_letters_and_a_key_shows_its_own(tmp_path: Path) -> None:
+def test_late_rows_link_to_dead_letters_and_keys_show_their_late_rows(tmp_path: Path) -> None:
     running = serve_pages([open_page_source(with_dead_letters(tmp_path))], 0)
     try:
         letters_page = get(running, "/letters?reason=late")
@@ -66,7 +67,7 @@ def test_late_rows_link_to_their_letters_and_a_key_shows_its_own(tmp_path: Path)
         running.stop()
 
 
-def test_hot_keys_and_the_fullest_shard_are_shown(tmp_path: Path) -> None:
+def test_hot_keys_and_the_skew_of_the_shards_are_shown(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     heavy = [{"ts": DAY + n * S, "user": "heavy"} for n in range(9)]
     run_pipeline(file, [RowsInput({"web": [*heavy, {"ts": DAY, "user": "light"}], "app": []})])

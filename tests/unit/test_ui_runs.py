@@ -1,4 +1,4 @@
-"""Past runs on the page: a failed latest run in the header, and all runs in a separate block."""
+"""Past runs on the page: a failed latest run in the header, all runs in the history, and labelled table cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slackwater.ui.page_server import serve_pages
 from slackwater.ui.pages import label_table_cells
 
 
-def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) -> None:
+def test_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     run_pipeline(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
     one = open_page_source(file)
@@ -47,7 +47,7 @@ def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) 
         one.store.close()
 
 
-def test_a_failed_first_run_is_shown_as_an_error(tmp_path: Path) -> None:
+def test_failed_first_run_is_shown_as_an_error(tmp_path: Path) -> None:
     one = open_page_source(config("session", tmp_path))
     running = serve_pages([one], 0)
     try:
@@ -65,7 +65,7 @@ def test_a_failed_first_run_is_shown_as_an_error(tmp_path: Path) -> None:
         running.stop()
 
 
-def test_cells_have_the_names_of_their_columns() -> None:
+def test_table_cells_are_labelled_with_their_columns() -> None:
     table = '<table class="x"><thead><tr><th>a &amp; b</th><th><i>c</i></th></tr></thead><tbody><tr><th scope="row">1</th><td>&lt;td&gt;</td></tr><tr><td colspan="2">x</td></tr></tbody></table>'
     labelled = label_table_cells(f"<p>{table}</p>")
     assert '<th data-label="a &amp; b" scope="row">1</th><td data-label="c">&lt;td&gt;</td>' in labelled

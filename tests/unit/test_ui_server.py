@@ -1,4 +1,4 @@
-"""The page over HTTP from a real server: answers, access, caching and concurrent requests."""
+"""Status page over HTTP from a real server: responses, access, caching and concurrent requests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def events(ui_server: UiServer, path: str, is_complete: Callable[[str], bool]) -
     return received
 
 
-def test_every_answer_has_security_headers(page: UiServer) -> None:
+def test_every_response_has_security_headers(page: UiServer) -> None:
     for path in (*PATHS, "/key?user=u1", "/key?nix=1", "/nix", "/static/ui.css", "/static/nix", "/closing", "/state/"):
         answer = get(page, path)
         policy = answer.headers["content-security-policy"]
@@ -75,7 +75,7 @@ def test_every_answer_has_security_headers(page: UiServer) -> None:
         assert answer.status in (200, 400, 404), path
 
 
-def test_nothing_is_written_into_a_page_that_its_policy_forbids(page: UiServer) -> None:
+def test_pages_do_not_contain_markup_that_security_policy_forbids(page: UiServer) -> None:
     for path in ("/", "/key?user=u1", "/closing?from=0&to=9", "/key?nix=<script>"):
         tags = TagChecker(get(page, path).text).found
         for tag, attributes in tags:
@@ -99,7 +99,7 @@ def test_a_page_is_readable_without_scripts(page: UiServer) -> None:
     assert re.search(r"<summary>Output of <code>slackwater why</code>", text)
 
 
-def test_the_etag_changes_with_the_commit(page: UiServer) -> None:
+def test_etag_names_commit_and_matching_etag_gets_304(page: UiServer) -> None:
     epoch = json.loads(get(page, "/ui/top.json").body)["epoch"]
     for path in PATHS:
         first = get(page, path)
@@ -157,13 +157,13 @@ def test_a_new_commit_is_announced_and_shown(tmp_path: Path) -> None:
         assert json.loads(after.body)["epoch"] == json.loads(before.body)["epoch"] + 1
         assert after.headers["etag"] == f'"{new}"'
         assert json.loads(get(running, "/ui/rows.json").body)["total"]["rows_in"] == 2
-        # a viewer that connects later or again immediately gets what it has not seen
+        # a viewer that connects later immediately gets the new commit
         events(running, "/ui/events?seen=other", lambda s: f"data: {new}\n" in s)
     finally:
         running.stop()
 
 
-def test_only_allowed_hosts_are_answered(page: UiServer) -> None:
+def test_requests_for_other_hosts_and_methods_are_refused(page: UiServer) -> None:
     assert get(page, "/", Host="ui.example").status == 200
     assert get(page, "/", Host="localhost:1").status == 200
     assert get(page, "/", Host="evil.example").status == 421
@@ -173,7 +173,7 @@ def test_only_allowed_hosts_are_answered(page: UiServer) -> None:
     client.close()
 
 
-def test_another_host_needs_a_token(drawn_state: Path) -> None:
+def test_listening_on_public_address_requires_token(drawn_state: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(StartError, match="other machines can reach this address"):
             serve_pages([open_page_source(drawn_state)], 0, host)
@@ -198,7 +198,7 @@ def test_another_host_needs_a_token(drawn_state: Path) -> None:
         running.stop()
 
 
-def test_links_of_keys_lead_to_their_windows(page: UiServer) -> None:
+def test_key_links_open_pages_with_windows_of_key(page: UiServer) -> None:
     bins = json.loads(get(page, "/ui/closing.json").body)["bins"]
     links = []
     for b in bins:
@@ -229,14 +229,14 @@ def test_links_of_keys_lead_to_their_windows(page: UiServer) -> None:
         ("/state/scan?where=nix", 400, "nix"),
     ],
 )
-def test_a_wrong_request_is_answered_with_one_line(page: UiServer, path: str, status: int, message: str) -> None:
+def test_invalid_request_gets_error_status_and_message(page: UiServer, path: str, status: int, message: str) -> None:
     answer = get(page, path)
     assert (answer.status, message in answer.text) == (status, True), answer.text
     assert "Traceback" not in answer.text
     assert "<b>" not in answer.text
 
 
-def test_an_unreadable_state_is_reported_until_it_is_readable(tmp_path: Path) -> None:
+def test_unreadable_state_is_reported_until_state_is_readable(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     running = serve_pages([open_page_source(file)], 0)
     try:
@@ -295,8 +295,8 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         serve_pages([open_page_source(files[1]), open_page_source(files[1])], 0)
 
 
-def test_many_streams_at_once_leave_room_for_the_page(page: UiServer) -> None:
-    """All connections are open before the first of them asks, so every request is decided at the same moment."""
+def test_limit_of_event_streams_leaves_room_for_page_requests(page: UiServer) -> None:
+    """Open all connections before the first request, so that the server decides all requests at the same time."""
     clients = [socket.create_connection(("127.0.0.1", page.port), timeout=30) for _ in range(128)]
     try:
         for client in clients:
@@ -320,7 +320,7 @@ def test_many_streams_at_once_leave_room_for_the_page(page: UiServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/ui/events", "/ui/events?blocks", "/", "/key?user=u1", "/ui/top.json"])
-def test_head_ends_and_has_no_body(page: UiServer, path: str) -> None:
+def test_head_response_ends_without_body(page: UiServer, path: str) -> None:
     with socket.create_connection(("127.0.0.1", page.port), timeout=30) as client:
         client.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b""
@@ -331,7 +331,7 @@ def test_head_ends_and_has_no_body(page: UiServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("epoch", ["9" * 5000, "-1", "1e3", "٣", "%00", "1" * 19])
-def test_an_epoch_that_is_not_a_number_is_refused_in_one_line(page: UiServer, epoch: str) -> None:
+def test_invalid_epoch_is_refused_in_one_line(page: UiServer, epoch: str) -> None:
     answer = get(page, f"/epoch/{quote(epoch, safe='%')}")
     assert answer.status == 400
     assert answer.text.startswith("epoch: found ")
@@ -370,7 +370,7 @@ def test_a_page_is_saved_as_one_file(
     )
 
 
-def test_errors_of_the_command_are_one_line(
+def test_ui_command_reports_invalid_arguments(
     drawn_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = command(monkeypatch, capsys, str(drawn_state), "--host", "0.0.0.0")
@@ -384,7 +384,7 @@ def test_errors_of_the_command_are_one_line(
     assert (code, "its state is in memory" in err) == (1, True)
 
 
-def test_the_page_is_imported_lazily() -> None:
+def test_ui_modules_are_imported_lazily() -> None:
     code = (
         "import sys, slackwater, slackwater.cli.main;"
         "print([m for m in ('jinja2', 'starlette', 'uvicorn', 'slackwater.ui', 'slackwater.ui.page_server') if m in sys.modules])"

@@ -1,4 +1,4 @@
-"""The page of a pipeline with several stages, each with a separate page, over HTTP from a real server."""
+"""Test the page of a pipeline with several stages, and the page of each stage, over HTTP from a real server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def block(page: UiServer, path: str) -> dict[str, object]:
     return json.loads(answer.text)  # type: ignore[no-any-return]
 
 
-def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
+def test_main_page_links_to_the_page_of_every_stage(page: UiServer) -> None:
     text = get(page, "/").text
     links = [a["href"] for tag, a in TagChecker(text).found if tag == "a"]
     for name, blocks in (("sessions", "closing"), ("minutes", "closing"), ("seen", "joins")):
@@ -57,7 +57,7 @@ def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
             assert is_there is (one not in ("closing", "joins") or one == blocks)
 
 
-def test_the_page_names_the_stages_and_the_source_that_hold_a_stage(page: UiServer) -> None:
+def test_page_names_the_stages_and_the_source_that_hold_back_a_stage(page: UiServer) -> None:
     holders = {s: block(page, f"/stage/{s}/ui/top.json")["held"] for s in ("sessions", "minutes", "seen")}
     root = 'source "orders", partition o-1 (quiet for 45 s, since 2024-03-01 12:00:00Z)'
     assert str(holders["sessions"]).endswith(f"; {root.replace(' (', ' holds it (')}.")
@@ -70,7 +70,7 @@ def test_the_page_names_the_stages_and_the_source_that_hold_a_stage(page: UiServ
     assert block(page, "/ui/top.json")["held"] == holders["seen"]
 
 
-def test_the_lanes_show_the_inputs_of_a_stage(page: UiServer) -> None:
+def test_watermark_lanes_show_the_inputs_of_a_stage(page: UiServer) -> None:
     def lanes(path: str) -> list[tuple[object, ...]]:
         drawn = block(page, f"{path}/ui/watermark.json")["lanes"]
         assert isinstance(drawn, list)
@@ -88,7 +88,7 @@ def test_the_lanes_show_the_inputs_of_a_stage(page: UiServer) -> None:
     assert "stage minutes" in text
 
 
-def test_bins_and_keys_of_each_stage(page: UiServer) -> None:
+def test_closing_bins_link_to_the_keys_of_their_stage(page: UiServer) -> None:
     closing = block(page, "/stage/sessions/ui/closing.json")
     assert (closing["what"], closing["total"]) == ("sessions", 2)
     text = get(page, "/stage/sessions/").text
@@ -107,7 +107,7 @@ def test_bins_and_keys_of_each_stage(page: UiServer) -> None:
     assert get(page, "/stage/seen/key?user=u1").status == 400
 
 
-def test_rows_and_sizes_are_those_of_the_stage(page: UiServer) -> None:
+def test_row_counts_and_state_sizes_are_shown_per_stage(page: UiServer) -> None:
     rows = {s: block(page, f"/stage/{s}/ui/rows.json")["total"] for s in ("sessions", "minutes", "seen")}
     assert [(r["rows_in"], r["used"], r["unaccounted"]) for r in rows.values()] == [(4, 4, 0), (1, 1, 0), (4, 4, 0)]  # type: ignore[index]
     whole = block(page, "/ui/size.json")["commits"]
@@ -121,7 +121,7 @@ def test_rows_and_sizes_are_those_of_the_stage(page: UiServer) -> None:
     ]  # type: ignore[index]
 
 
-def test_an_unknown_stage_is_404(page: UiServer) -> None:
+def test_unknown_stage_returns_404(page: UiServer) -> None:
     for path in ("/stage/nobody/", "/stage/~9/", "/stage/nobody/ui/top.json", "/stage/nobody/ui/events", "/stage/"):
         assert get(page, path).status == 404, path
 
@@ -132,7 +132,7 @@ def test_an_older_commit_of_a_stage_is_shown(page: UiServer) -> None:
     assert "stays at this commit" in epoch_page.text
 
 
-def test_names_of_stages_that_are_not_valid_in_a_url(tmp_path: Path) -> None:
+def test_stages_with_names_not_valid_in_a_url_are_addressed_by_number(tmp_path: Path) -> None:
     text = TEXT
     for name, other in (("sessions", "a/b ?&<i>"), ("minutes", "..")):
         text = text.replace(f'"{name}"', f'"{other}"')
@@ -148,7 +148,7 @@ def test_names_of_stages_that_are_not_valid_in_a_url(tmp_path: Path) -> None:
         running.stop()
 
 
-def test_a_saved_page_has_all_stages(file: Path, tmp_path: Path) -> None:
+def test_saved_page_contains_and_links_all_stages(file: Path, tmp_path: Path) -> None:
     save_page([open_page_source(file)], tmp_path / "x.html")
     text = (tmp_path / "x.html").read_text()
     tags = TagChecker(text).found
@@ -167,7 +167,7 @@ def test_a_saved_page_has_all_stages(file: Path, tmp_path: Path) -> None:
     assert list(record["stages"]) == ["sessions", "minutes", "seen"]
 
 
-def test_the_page_model_of_one_stage(file: Path) -> None:
+def test_page_model_of_one_stage_has_its_watermark_and_wait_reason(file: Path) -> None:
     seen = load_model(open_page_source(file), NOON, stage="minutes")
     assert (seen.stage, seen.pace, seen.joins) == ("minutes", None, None)
     assert seen.watermark.watermark_us == us("9:49")

@@ -1,4 +1,4 @@
-"""The page of a state: without its config, at an older commit, and during a run; and the backlog of its sources."""
+"""The UI page of a state: without a config, at an older commit, during a run, and with the backlog of the sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from slackwater.ui.pages import PageLocation
 
 
 @pytest.mark.parametrize("shape", ["session", "hopping"])
-def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: str) -> None:
+def test_state_is_shown_alike_with_and_without_a_config(tmp_path: Path, shape: str) -> None:
     file = config(shape, tmp_path)
     run_pipeline(file, draw_script(3))
     (alone,) = load_page_sources(str(tmp_path / "state"))
@@ -47,10 +47,12 @@ def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: s
         if block == "top":
             block_alone["told"] = tuple(line.replace("FILE", str(file)) for line in block_alone["told"])
         assert block_alone == block_with_config, block
-    assert pages.block_as_data("pace", without_config)["waits"] == ()  # no commit stores where the sources are
+    assert (
+        pages.block_as_data("pace", without_config)["waits"] == ()
+    )  # a commit does not store the location of the sources
 
 
-def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> None:
+def test_join_and_downstream_window_are_shown_without_a_config(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
     rows = RowsInput(
@@ -81,7 +83,7 @@ def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> 
         assert f'id="{name}"' in text
 
 
-def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
+def test_overview_lists_all_pipelines_of_a_state_directory(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         file = config("session", tmp_path / name)
@@ -106,7 +108,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
         load_page_sources(str(tmp_path / "one"))
 
 
-def test_an_older_commit_is_shown_as_it_was(tmp_path: Path) -> None:
+def test_older_commit_is_shown_with_the_values_of_that_commit(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(4))
     running = serve_pages([open_page_source(file)], 0)
@@ -130,7 +132,7 @@ def test_an_older_commit_is_shown_as_it_was(tmp_path: Path) -> None:
         running.stop()
 
 
-def test_files_outside_the_commits_are_the_backlog(tmp_path: Path) -> None:
+def test_uncommitted_files_count_as_backlog(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(4))
     asker, one = BacklogPoller(), open_page_source(file)
@@ -156,9 +158,7 @@ def test_files_outside_the_commits_are_the_backlog(tmp_path: Path) -> None:
         assert (web.count, web.rows) == (2, 2 * snapshot.commit.clocks["web"].rows)
 
 
-def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poll_of_an_unavailable_source_ends_at_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     from slackwater.connectors.files.directory_listing import DirectoryListing

@@ -1,4 +1,4 @@
-"""Updates to viewers: each changed block is sent once per commit, with the same bytes for all, and nothing is polled meanwhile."""
+"""Updates of viewers: each changed block is sent once per commit, with equal bytes for all and without polling."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BLOCKS = st.dictionaries(
 
 
 @given(BLOCKS, BLOCKS)
-def test_a_viewer_gets_exactly_the_rendered_blocks(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> None:
+def test_viewer_gets_exactly_the_rendered_blocks(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> None:
     one = build_update("1-a", first, None)
     two = build_update("2-b", second, one)
 
@@ -66,7 +66,7 @@ def test_a_viewer_gets_exactly_the_rendered_blocks(first: Mapping[str, bytes], s
     assert b"id: 2-b\n" in two.short
 
 
-def test_a_notification_wakes_the_waiting_viewers_of_every_loop() -> None:
+def test_notification_wakes_the_waiting_viewers_of_every_event_loop() -> None:
     bell, woken, waiting = ViewerNotifier(), Counter[str](), threading.Barrier(3)
 
     async def one(name: str, begun: Callable[[], object]) -> None:
@@ -121,7 +121,7 @@ def running(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
 
 
 class Viewer(threading.Thread):
-    """A viewer that follows the page and keeps each update."""
+    """A viewer that follows the page and records each update."""
 
     def __init__(self, ui_server: UiServer, path: str) -> None:
         super().__init__(daemon=True)
@@ -161,7 +161,7 @@ def stream_path(page: str) -> str:
     return path.replace("&amp;", "&")
 
 
-def test_a_commit_is_rendered_once_for_all_viewers_and_they_get_the_changes(
+def test_commit_is_rendered_once_and_all_viewers_get_the_changes(
     file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn, draw = Counter[str](), pages.render_fragment
@@ -198,7 +198,7 @@ def test_a_commit_is_rendered_once_for_all_viewers_and_they_get_the_changes(
     assert set(plain.updates[0]) == {"commit"}
 
 
-def test_nothing_of_past_commits_stays_in_memory(file: Path, running: UiServer) -> None:
+def test_page_models_of_past_commits_are_freed(file: Path, running: UiServer) -> None:
     """Only the latest page model and its update stay in memory."""
 
     def all_kept() -> list[object]:
@@ -227,7 +227,7 @@ def test_nothing_of_past_commits_stays_in_memory(file: Path, running: UiServer) 
     )  # one may be under construction
 
 
-def test_nothing_is_polled_while_nothing_happens(
+def test_state_and_viewers_are_not_polled_without_a_commit(
     file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Viewers wait for a notification. A state without viewers is not read."""
@@ -255,7 +255,7 @@ def test_nothing_is_polled_while_nothing_happens(
     assert len(turns) == len(viewers)
 
 
-def test_a_problem_replaces_the_blocks(file: Path, running: UiServer) -> None:
+def test_damaged_commit_is_shown_until_it_is_removed(file: Path, running: UiServer) -> None:
     viewer = Viewer(running, stream_path(get(running, "/").text))
     manifests = file.parent / "state" / "law" / "manifests"
     (latest,) = manifests.glob("*.json")
@@ -267,7 +267,7 @@ def test_a_problem_replaces_the_blocks(file: Path, running: UiServer) -> None:
     assert "Every row is accounted for" in viewer.updates[1]["top"]
 
 
-def test_a_stopped_server_disconnects_its_viewers(file: Path) -> None:
+def test_stopped_server_disconnects_its_viewers(file: Path) -> None:
     server = serve_pages([open_page_source(file)], 0)
     viewers = [Viewer(server, stream_path(get(server, "/").text)) for _ in range(3)]
     server.stop()
@@ -276,8 +276,8 @@ def test_a_stopped_server_disconnects_its_viewers(file: Path) -> None:
         assert not viewer.is_alive()
 
 
-def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
-    """Two commits: one has all rows, and one closes what is open."""
+def test_run_of_one_batch_has_a_read_rate(file: Path) -> None:
+    """One of the two commits reads all rows, and the other closes the open windows."""
     page_source = open_page_source(file)
     with page_source.store.peek() as snapshot:
         assert snapshot is not None
@@ -303,7 +303,7 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
         "While an epoch is in progress, it reads 3,000 rows per second."
     )
     assert rendered_pace(batch[0])[0].rows_per_s == 4000, "of one commit, too, if it is the first"
-    # only the last commits are kept; no rows came between them, so there is no rate
+    # no rows were read between the retained commits, so there is no rate
     later = at_epoch(7, 6000, 60_000_000, 2_000_000), at_epoch(8, 6000, 63_000_000, 3_000_000)
     block, text = rendered_pace(*later)
     assert (block.rows, block.rows_per_s) == (0, None)
@@ -316,8 +316,8 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
     assert text.startswith("A rate needs two kept commits, but only one exists. While an epoch is in progress")
 
 
-def test_the_throughput_block_shows_planning(file: Path) -> None:
-    """The in-process engine does not plan. The time that the loop of a run spends on planning is in its commits."""
+def test_throughput_block_shows_the_planning_phase(file: Path) -> None:
+    """The in-process engine does not plan, so the test sets the planning time in the commits of a run."""
     assert set(throughput_and_size.PHASES) == set(pages.PHASE_LABELS) == set(epoch_driver.PHASES)
     page_source = open_page_source(file)
     with page_source.store.peek() as snapshot:
@@ -340,7 +340,7 @@ def test_the_throughput_block_shows_planning(file: Path) -> None:
     text = pages.render_fragment("pace", whole, PageLocation("")).decode()
     assert text.count('class="phase plan"') == 2 * 2  # in each of the two charts
     assert '<li class="phase-plan">plan</li>' in text
-    # an older commit does not contain it
+    # a commit of an older version has no planning time
     old = {p: us for p, us in spent.items() if p != "plan"}
     former = first.model_copy(update={"counters": {**first.counters, "spent_us": old}})
     assert [lap.phases.get("plan") for lap in throughput_and_size.build_throughput([former], [], 0).laps] == [None]

@@ -1,6 +1,6 @@
-"""A connector in a package of a user: it is found by its entry point, checked, explained and described to editors.
+"""Connectors in user packages: entry points, `check`, `explain`, the JSON schema and stored offsets.
 
-`tests/e2e/test_user_connector_kill.py` runs it.
+`tests/e2e/test_user_connector_kill.py` runs such a connector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run_python(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def command(site: Path, *arguments: str) -> str:
-    """Return the output of a command, whatever its exit code."""
+    """Return the output of a command with any exit code."""
     done = run_python(site, "-m", "slackwater.cli.main", *arguments)
     return done.stdout + done.stderr
 
@@ -44,7 +44,7 @@ def check(site: Path, old: str = "", new: str = "") -> list[str]:
     return command(site, "check", "totals.toml").splitlines()
 
 
-def test_a_config_names_an_installed_connector(site: Path) -> None:
+def test_installed_connector_is_checked_and_explained(site: Path) -> None:
     assert check(site)[0].startswith("totals.toml: ok — tumbling window over 1 source")
     explained = command(site, "explain", "totals.toml")
     assert f'"orders": journal {site.parent}/orders.journal, at most 20 per epoch' in explained
@@ -66,26 +66,26 @@ def test_a_config_names_an_installed_connector(site: Path) -> None:
         ('encoding = "utf-8"', 'encoding = "utf-9"', 'connections.log.encoding: found "utf-9", expected "utf-8" or "latin-1"'),
     ],
 )  # fmt: skip
-def test_a_mistake_in_its_keys_is_one_line(site: Path, old: str, new: str, line: str) -> None:
+def test_mistake_in_a_connector_key_is_reported_in_one_line(site: Path, old: str, new: str, line: str) -> None:
     lines = check(site, old, new)
     assert lines[0].startswith(f"totals.toml: {line}"), lines
     assert lines[-1] == "1 problem", lines
 
 
-def test_its_keys_do_not_apply_to_other_connectors(site: Path) -> None:
+def test_connector_keys_are_refused_on_other_connectors(site: Path) -> None:
     files = '[connections.lake]\nkind = "files"\n\n[[sources]]\nname = "orders"\nconnection = "lake"\nformat = "json"\n'
     lines = check(site, '[[sources]]\nname = "orders"\nconnection = "log"\n', files)
     wrong = 'sources[0].topic_prefix: applies only to connections of kind "journal", but this one is "files"; remove it'
     assert f"totals.toml: {wrong}" in lines
 
 
-def test_an_unknown_kind_lists_the_kinds(site: Path) -> None:
+def test_unknown_connection_kind_is_reported_with_all_kinds(site: Path) -> None:
     (line, *_) = check(site, 'kind = "journal"', 'kind = "teleprinter"')
     assert line.startswith('totals.toml: connections.log.kind: found "teleprinter"')
     assert line.endswith("iceberg, journal, kafka, kinesis, postgres, pubsub, rabbitmq")
 
 
-def test_a_package_that_cannot_be_imported_is_one_line(site: Path) -> None:
+def test_connector_import_error_is_reported_in_one_line(site: Path) -> None:
     (site / "journal_connector" / "offsets.py").write_text("import no_such_module\n")
     assert check(site)[0] == (
         'totals.toml: connections.log.kind: connector "journal" of package journal-connector cannot be imported from '
@@ -94,7 +94,7 @@ def test_a_package_that_cannot_be_imported_is_one_line(site: Path) -> None:
     )
 
 
-def test_an_entry_point_that_names_something_else_is_one_line(site: Path) -> None:
+def test_entry_point_to_a_wrong_object_is_reported_in_one_line(site: Path) -> None:
     write_metadata(site, "tape", "tape = journal_connector.description:JOURNAL")
     assert check(site, 'kind = "journal"', 'kind = "tape"')[0] == (
         'totals.toml: connections.log.kind: connector "tape" of package tape: journal_connector.description:JOURNAL is not '
@@ -102,7 +102,7 @@ def test_an_entry_point_that_names_something_else_is_one_line(site: Path) -> Non
     )
 
 
-def test_two_packages_with_one_kind_are_one_line(site: Path) -> None:
+def test_two_packages_with_the_same_kind_are_reported_in_one_line(site: Path) -> None:
     write_metadata(site, "other-journal", "journal = journal_connector.description:JOURNAL")
     assert check(site)[0] == (
         'totals.toml: connections.log.kind: connector "journal" is registered by 2 packages (journal-connector, '
@@ -110,12 +110,12 @@ def test_two_packages_with_one_kind_are_one_line(site: Path) -> None:
     )
 
 
-def test_a_broken_package_does_not_disturb_other_kinds(site: Path) -> None:
+def test_broken_package_does_not_affect_other_kinds(site: Path) -> None:
     write_metadata(site, "broken", "broken = no_such_module:X")
     assert check(site)[0].startswith("totals.toml: ok")
 
 
-def test_the_schema_for_editors_has_its_keys(site: Path) -> None:
+def test_json_schema_contains_the_connector_keys(site: Path) -> None:
     schema = json.loads(command(site, "schema"))
     tables = schema["$defs"]
     assert "journal" in json.dumps(tables["connection"]["properties"]["kind"])
@@ -126,7 +126,7 @@ def test_the_schema_for_editors_has_its_keys(site: Path) -> None:
     assert tables["target"]["properties"]["sync"]["default"] is True
 
 
-def test_only_an_unknown_kind_reads_the_entry_points(site: Path) -> None:
+def test_parsing_a_connection_imports_only_the_connector_description(site: Path) -> None:
     code = """
 import sys
 import slackwater as sw
@@ -141,7 +141,7 @@ print(connection.encoding, [m for m in ("journal_connector.connector", "pyspark"
     assert done.stdout.splitlines()[0].endswith("[]")
 
 
-def test_python_code_writes_its_keys(site: Path) -> None:
+def test_connector_keys_round_trip_through_python_and_toml(site: Path) -> None:
     code = """
 import slackwater as sw
 from slackwater.config import toml
@@ -155,7 +155,7 @@ print(sw.Source(connection="log", query="x", schema="a INT", skip_lines=3).conne
     assert done.stdout.splitlines() == ["{'topic_prefix': 'order'} {'sync': True}", "{'skip_lines': 3}"], done.stderr
 
 
-def test_offsets_in_a_state_need_the_package(site: Path) -> None:
+def test_stored_offsets_need_the_connector_package(site: Path) -> None:
     code = f"""
 import slackwater, json
 from slackwater.core.offsets import offsets_to_json, parse_offsets
@@ -171,12 +171,12 @@ print(offsets.describe(), json.dumps(offsets_to_json(offsets)))
     )
 
 
-def test_its_connector_can_be_imported(site: Path) -> None:
+def test_connector_implementation_can_be_imported(site: Path) -> None:
     done = run_python(site, "-c", "import journal_connector.connector; print('ok')")
     assert done.stdout == "ok\n", done.stderr
 
 
-def test_the_page_shows_the_package() -> None:
+def test_documentation_page_shows_the_connector_package() -> None:
     text = (ROOT / "docs" / "own-connector.md").read_text()
     blocks = re.findall(r"^```python\n# journal_connector/(\w+\.py)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 7

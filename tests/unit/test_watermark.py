@@ -1,6 +1,6 @@
-"""Watermarks: newest event minus lateness, per source and per partition; the minimum over what is not idle.
+"""Watermarks: the newest event minus the lateness per source and partition, and the minimum over those not idle.
 
-Here lateness is 10 and a source or partition counts as idle after 60 of silence. The story of two partitions below:
+The lateness is 10. A source or partition counts as idle after 60 without rows. A timeline of two partitions:
 
     epoch        1     2     3     4     5     6
     a          ──●─────●─────●─────●─────○─────○────   newest event 100, 200, 300, 400
@@ -47,7 +47,7 @@ def clock_after(*epochs: tuple[SourceActivity, int]) -> SourceClock:
 
 
 @pytest.mark.semantics("watermarks")
-def test_a_watermark_is_the_newest_event_minus_the_lateness_and_never_goes_back() -> None:
+def test_watermark_is_newest_event_minus_lateness_and_never_moves_back() -> None:
     """The watermark is the newest event time minus the lateness. Older rows and bad rows do not move it."""
     c = advance_clock(clock(), SourceActivity(3, 100), 0)
     assert c.watermark_us == 90
@@ -58,7 +58,7 @@ def test_a_watermark_is_the_newest_event_minus_the_lateness_and_never_goes_back(
     assert global_watermark(95, [c]) == 95
 
 
-def test_a_source_without_rows_holds_the_watermark_until_it_is_idle() -> None:
+def test_source_without_rows_holds_the_watermark_until_idle() -> None:
     spoke, silent = advance_clock(clock(), SourceActivity(1, 100), 0), clock()
     assert global_watermark(NEVER, [spoke, silent]) == NEVER
     silent = advance_clock(silent, SILENT, 59)
@@ -70,15 +70,15 @@ def test_a_source_without_rows_holds_the_watermark_until_it_is_idle() -> None:
     assert global_watermark(90, [advance_clock(spoke, SILENT, 99), silent]) == 90, "all idle: it stays"
 
 
-def test_the_holder_is_the_slowest_that_is_not_idle() -> None:
+def test_watermark_holder_is_the_slowest_source_that_is_not_idle() -> None:
     fast, slow = advance_clock(clock(), SourceActivity(1, 100), 0), advance_clock(clock(), SourceActivity(1, 50), 0)
     assert watermark_holder({"fast": fast, "slow": slow}) == "slow"
     assert watermark_holder({"fast": fast, "slow": advance_clock(slow, SILENT, 60)}) == "fast"
     assert watermark_holder({"fast": advance_clock(fast, SILENT, 60)}) is None
 
 
-def test_two_partitions_through_six_epochs() -> None:
-    """The drawing at the top, epoch by epoch: activity, quiet time, watermark, global watermark and idle partitions."""
+def test_two_partitions_match_the_timeline_of_six_epochs() -> None:
+    """Check activity, quiet time, watermark, global watermark and idle partitions per epoch of the timeline above."""
     story = [
         (newest_events(a=100, b=None), 0, NEVER, NEVER, ()),
         (newest_events(a=200, b=None), 30, NEVER, NEVER, ()),
@@ -96,14 +96,14 @@ def test_two_partitions_through_six_epochs() -> None:
 
 
 @pytest.mark.parametrize("order", [("a", "b", "c"), ("c", "b", "a")])
-def test_the_slowest_partition_counts_in_any_order(order: tuple[str, ...]) -> None:
+def test_slowest_partition_sets_the_watermark_in_any_order(order: tuple[str, ...]) -> None:
     newest = {"a": 300, "b": 120, "c": 200}
     c = clock_after((newest_events(**{name: newest[name] for name in order}), 0))
     assert c.watermark_us == 110
     assert list(c.partitions) == ["a", "b", "c"]
 
 
-def test_a_silent_partition_holds_the_watermark_until_it_is_idle() -> None:
+def test_silent_partition_holds_the_watermark_until_idle() -> None:
     c = clock_after((newest_events(a=100, b=100), 0), (newest_events(a=500, b=None), 59))
     assert (c.watermark_us, c.idle_partitions) == (90, ())
     c = advance_clock(c, newest_events(a=600, b=None), 1)
@@ -111,7 +111,7 @@ def test_a_silent_partition_holds_the_watermark_until_it_is_idle() -> None:
     assert not c.idle, "a source with one busy partition is busy"
 
 
-def test_an_idle_partition_that_returns_counts_again_and_its_silence_restarts() -> None:
+def test_returning_partition_is_active_and_restarts_the_quiet_time() -> None:
     c = clock_after(
         (newest_events(a=100, b=100), 0), (newest_events(a=500, b=None), 60), (newest_events(a=510, b=480), 0)
     )
@@ -121,13 +121,13 @@ def test_an_idle_partition_that_returns_counts_again_and_its_silence_restarts() 
     assert advance_clock(c, newest_events(a=700, b=None), 1).watermark_us == 690
 
 
-def test_a_partition_with_rows_but_no_time_is_not_idle_and_holds() -> None:
+def test_partition_with_only_bad_rows_is_not_idle_and_holds_the_watermark() -> None:
     bad = SourceActivity(2, 100, {"a": SourceActivity(1, 100), "b": SourceActivity(1, None)})
     c = clock_after((bad, 0), (bad, 60), (bad, 60))
     assert (c.watermark_us, c.idle_partitions) == (NEVER, ())
 
 
-def test_a_new_partition_holds_the_watermark_until_it_has_rows_or_is_idle() -> None:
+def test_new_partition_holds_the_watermark_until_active_or_idle() -> None:
     before = clock_after((newest_events(a=100), 0))
     new = advance_clock(before, newest_events(a=200, b=None), 0)
     assert new.watermark_us == NEVER
@@ -136,14 +136,14 @@ def test_a_new_partition_holds_the_watermark_until_it_has_rows_or_is_idle() -> N
     assert advance_clock(new, newest_events(a=200, b=None), 60).watermark_us == 190
 
 
-def test_a_partition_that_is_no_longer_listed_is_forgotten() -> None:
-    """Its topic was deleted or is not read any more. It must not hold the watermark for ever."""
+def test_partition_that_is_no_longer_listed_is_removed() -> None:
+    """A partition of a topic that is deleted or no longer read must not hold the watermark forever."""
     c = clock_after((newest_events(a=100, b=100), 0), (newest_events(a=300), 0))
     assert (c.watermark_us, list(c.partitions)) == (290, ["a"])
     assert list(advance_clock(c, SILENT, 1).partitions) == ["a"], "silence lists nothing"
 
 
-def test_a_source_is_idle_when_all_its_partitions_are() -> None:
+def test_source_is_idle_when_all_partitions_are_idle() -> None:
     quiet = clock_after((newest_events(a=100, b=200), 0), (SILENT, 60))
     assert quiet.idle_flags == (("", True), ("a", True), ("b", True))
     other = clock_after((SourceActivity(1, 500), 0))
@@ -160,7 +160,7 @@ def silent(*clocks: SourceClock, quiet_us: int) -> list[SourceClock]:
     return [advance_clock(c, SILENT, quiet_us) for c in clocks]
 
 
-def test_after_a_silence_of_all_sources_the_watermark_runs_on_with_the_quiet_time() -> None:
+def test_watermark_advances_by_the_quiet_time_when_all_sources_are_silent() -> None:
     a, b = advance_clock(clock(), SourceActivity(1, 500), 0), advance_clock(clock(), SourceActivity(1, 300), 0)
     assert advance_while_idle(290, silent(a, b, quiet_us=99), 100) == 290
     assert advance_while_idle(290, silent(a, b, quiet_us=100), 100) == 490 + 100
@@ -169,7 +169,7 @@ def test_after_a_silence_of_all_sources_the_watermark_runs_on_with_the_quiet_tim
     assert advance_while_idle(290, silent(a, b, quiet_us=10**9), None) == 290, "opt-in"
 
 
-def test_the_common_silence_is_that_of_the_last_active_source() -> None:
+def test_idle_close_uses_the_quiet_time_of_the_last_active_source() -> None:
     a = advance_clock(advance_clock(clock(), SourceActivity(1, 500), 0), SILENT, 10**6)
     b = advance_clock(clock(), SourceActivity(1, 300), 0)
     assert advance_while_idle(290, [a, advance_clock(b, SILENT, 99)], 100) == 290
@@ -178,8 +178,8 @@ def test_the_common_silence_is_that_of_the_last_active_source() -> None:
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_the_order_in_which_sources_fell_silent_does_not_matter(first: str) -> None:
-    """The global watermark stays where the last active source left it, and still advances from the largest one."""
+def test_idle_close_does_not_depend_on_the_order_of_silent_sources(first: str) -> None:
+    """The global watermark stays at the value of the last active source. Idle close advances the largest watermark."""
     clocks = {
         "a": advance_clock(clock(), SourceActivity(1, 500), 0),
         "b": advance_clock(clock(), SourceActivity(1, 300), 0),
@@ -203,7 +203,7 @@ def test_silence_before_the_first_event_does_not_advance_the_watermark() -> None
     assert advance_while_idle(NEVER, [never, spoke], 100) == 490 + 200, "a source without rows so far does not count"
 
 
-def test_partitions_run_on_from_the_newest_event_of_their_source() -> None:
+def test_idle_close_starts_at_the_newest_event_of_all_partitions() -> None:
     quiet = clock_after((newest_events(a=100, b=200), 0), (SILENT, 100))
     assert advance_while_idle(90, [quiet], 100) == 190 + 100
 
@@ -215,7 +215,7 @@ def test_quiet_time_is_counted_beyond_the_idleness() -> None:
     assert advance_clock(c, newest_events(a=101, b=None), 5).quiet_us == 0
 
 
-def test_a_source_is_overtaken_from_its_idleness_until_it_has_caught_up() -> None:
+def test_idle_source_counts_as_overtaken_until_caught_up() -> None:
     never, spoke = clock(), advance_clock(clock(), SourceActivity(1, 100), 0)
     assert not never.was_overtaken(400), "not idle yet: the watermark waits for it"
     assert advance_clock(never, SILENT, 60).was_overtaken(400)
@@ -225,7 +225,7 @@ def test_a_source_is_overtaken_from_its_idleness_until_it_has_caught_up() -> Non
     assert not advance_clock(spoke, SourceActivity(1, 410), 0).was_overtaken(400)
 
 
-def test_partitions_are_overtaken_one_by_one() -> None:
+def test_partitions_are_overtaken_individually() -> None:
     c = clock_after(
         (newest_events(a=100, b=100, c=None), 0),
         (newest_events(a=500, b=None, c=None), 60),

@@ -1,4 +1,4 @@
-"""Limits of the HTTP server: allowed hosts, streams per client, and how slowly an answer may be read."""
+"""Limits of the HTTP server: allowed hosts, streams and connections per client, and slow readers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ALLOWED = {host.lower() for host in SPELLINGS}
 
 
 def _expected(host: str) -> bool:
-    """One of the exact hosts, alone or with a port: tried host by host and port by port."""
+    """Compare a host with each allowed host, alone or with a port."""
     for allowed in ALLOWED:
         if host.lower() == allowed:
             return True
@@ -104,7 +104,7 @@ def test_an_allowed_host_with_any_port_is_accepted(host: str) -> None:
     assert is_host_allowed(host, NAMES)
 
 
-def test_one_ipv6_network_is_one_client() -> None:
+def test_ipv6_addresses_of_one_network_are_one_client() -> None:
     assert client_network("2001:db8::1") == client_network("2001:db8::ffff") != client_network("2001:db8:0:1::1")
     assert client_network("::ffff:10.0.0.7") == client_network("10.0.0.7")
     assert client_network("fe80::1%eth0") == "fe80::/64"
@@ -115,7 +115,7 @@ def test_one_ipv6_network_is_one_client() -> None:
 
 @pytest.mark.parametrize("seed", select_cases(range(200), 20))
 def test_streams_are_bounded_and_shared_fairly(seed: int) -> None:
-    """After each step at most `most` streams are open, and nobody is refused who has two less than another client."""
+    """At most `most` streams are open, and a client with two fewer streams than another one is not refused."""
     rng = random.Random(seed)
     slots, open_slots = StreamSlots(rng.randrange(1, 12)), list[StreamSlot]()
     for _ in range(200):
@@ -134,8 +134,8 @@ def test_streams_are_bounded_and_shared_fairly(seed: int) -> None:
         assert len(slots) == len(open_slots) <= slots.most
 
 
-def test_a_slow_reader_is_cut_off_and_a_steady_one_is_not() -> None:
-    """Both get a large answer; one takes a byte now and then, the other all of it."""
+def test_slow_reader_is_disconnected_but_steady_reader_is_not() -> None:
+    """Both receive a large response. One reads a byte at a time, and the other reads all of it."""
     ended = threading.Event()
     size = 64 * 1024 * 1024
 
@@ -166,7 +166,7 @@ def test_a_slow_reader_is_cut_off_and_a_steady_one_is_not() -> None:
         running.stop()
 
 
-def test_a_busy_client_gives_a_connection_up_for_another_client() -> None:
+def test_busy_client_loses_a_connection_to_another_client() -> None:
     """Loopback has many addresses, so two clients can be on one machine."""
 
     async def endless(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""`slackwater why` over states of the in-process engine: its lines, and that its predictions come true.
+"""`slackwater why` over states of the in-process engine: printed lines and correct predictions.
 
 web   ●09:00 u1   ●09:05 u1   ●10:03 u1          newest 10:03
 app   ●09:02 u2                                  newest 09:02, then quiet: it holds the watermark
@@ -44,10 +44,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-# -- the whole picture -----------------------------------------------------------------------------------------------
+# -- full reports ----------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_for_sessions(say: Say) -> None:
+def test_why_reports_open_sessions_and_their_closing_conditions(say: Say) -> None:
     run_pipeline(SESSION, STORY)
     first, *printed = say("--key", "user=u1")
     assert first.startswith("law: epoch 2, committed 2024-03-01T12:00:45Z, ")
@@ -83,7 +83,7 @@ def test_the_answer_for_sessions(say: Say) -> None:
     ]  # fmt: skip
 
 
-def test_the_answer_for_windows(say: Say) -> None:
+def test_why_reports_open_windows_and_their_closing_conditions(say: Say) -> None:
     run_pipeline(TUMBLING, STORY)
     printed = say("--key", "user=u1")
     assert printed[9:] == [
@@ -108,7 +108,7 @@ def test_the_answer_for_windows(say: Say) -> None:
     ]  # fmt: skip
 
 
-def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) -> None:
+def test_hopping_windows_of_a_key_are_assembled_from_panes(say: Say) -> None:
     run_pipeline(HOPPING, STORY)
     report = why_json(say, "--key", "user=u1")
     starts = [(o["start_us"], o["rows"]) for o in report["key"]["open"]]
@@ -137,7 +137,7 @@ def test_windows_with_early_results_are_shown_as_open(say: Say, text: str) -> No
 
 @pytest.mark.parametrize("text", [SESSION, TUMBLING, HOPPING])
 def test_the_event_that_why_predicts_closes_the_window(say: Say, text: str) -> None:
-    """The event it asks for closes the window it names, and one a microsecond earlier does not."""
+    """The predicted event closes the reported window, and an event one microsecond earlier does not."""
     run_pipeline(text, STORY)
     following = why_json(say)["next"][0]
     (need,) = following["needs"]
@@ -150,7 +150,7 @@ def test_the_event_that_why_predicts_closes_the_window(say: Say, text: str) -> N
         assert bool(result.rows) is not bool(early)
 
 
-def test_a_session_that_is_cut_at_the_cap_is_marked(say: Say) -> None:
+def test_session_that_is_cut_at_the_cap_is_marked(say: Say) -> None:
     clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
     run_pipeline(SESSION, [RowsInput({"web": rows_at("u1", *clocks), "app": rows_at("u2", "9:02")})])
     printed = say("--key", "user=u1")
@@ -161,7 +161,7 @@ def test_a_session_that_is_cut_at_the_cap_is_marked(say: Say) -> None:
     assert (two["reason"], two["start_us"], two["last_us"], two["rows"]) == ("close", us("10:02"), us("10:05"), 2)
 
 
-def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
+def test_key_with_closed_sessions_is_reported_with_its_floor(say: Say) -> None:
     run_pipeline(
         SESSION,
         [
@@ -180,7 +180,7 @@ def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
 
 
 def test_why_finds_the_next_windows_to_close_among_many(say: Say) -> None:
-    """Sessions that end from a second to hours ahead, on many shards; one is superseded by a longer version of itself."""
+    """Sessions on five shards end up to 90 minutes apart. A longer version supersedes one of the sessions."""
     rows = [{"ts": us("9:00") + n * n * 1_000_000, "user": f"u{n}", "price": None} for n in range(60)]
     longer = [{"ts": us("9:00") + 300_000_000, "user": "u0", "price": None}]
     run_pipeline(
@@ -191,10 +191,10 @@ def test_why_finds_the_next_windows_to_close_among_many(say: Say) -> None:
     assert [o["key"]["user"] for o in report["next"]] == ["u60", "u1", "u2", "u3", "u4"]
 
 
-# -- who holds it ----------------------------------------------------------------------------------------------------
+# -- sources that hold the watermark ---------------------------------------------------------------------------------
 
 
-def test_a_source_without_events_holds_the_watermark_until_it_is_idle(say: Say) -> None:
+def test_source_without_events_holds_the_watermark_until_idle(say: Say) -> None:
     run_pipeline(
         SESSION, [RowsInput({"web": rows_at("u1", "9:00")}), Quiet(50_000), RowsInput({"web": rows_at("u1", "9:01")})]
     )
@@ -209,12 +209,12 @@ def test_a_source_without_events_holds_the_watermark_until_it_is_idle(say: Say) 
     )
 
 
-def test_a_source_with_rows_holds_the_watermark(say: Say) -> None:
+def test_source_with_rows_that_holds_the_watermark_is_reported(say: Say) -> None:
     run_pipeline(SESSION, [RowsInput({"web": rows_at("u1", "9:00"), "app": rows_at("u1", "8:00")})])
     assert say()[3] == 'held by    source "app": it had rows in this epoch'
 
 
-def test_a_source_that_was_idle_and_is_still_behind(say: Say) -> None:
+def test_formerly_idle_source_behind_the_watermark_is_reported(say: Say) -> None:
     run_pipeline(
         SESSION,
         [
@@ -230,7 +230,7 @@ def test_a_source_that_was_idle_and_is_still_behind(say: Say) -> None:
     )
 
 
-def test_a_partition_holds_the_watermark(say: Say) -> None:
+def test_partition_that_holds_the_watermark_is_reported(say: Say) -> None:
     parts = {"web": ("clicks-0", "clicks-1", "clicks-2")}
     web = [*rows_at("u1", "9:30", partition="clicks-0"), *rows_at("u1", "9:10", partition="clicks-1")]
     both = RowsInput({"web": web, "app": rows_at("u2", "9:50")}, parts)
@@ -269,10 +269,10 @@ def test_idle_close_shows_the_remaining_silence(say: Say) -> None:
     assert [o["silence_us"] for o in why_json(say)["next"]] == [240_000_000, (10 * 60 + 30 - 60) * 1_000_000 + 1]
 
 
-# -- the runner, and what is not there -------------------------------------------------------------------------------
+# -- the runner and missing state ------------------------------------------------------------------------------------
 
 
-def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
+def test_running_process_is_named_and_can_still_commit(say: Say) -> None:
     run_pipeline(SESSION, STORY)
     store = FilesStore("state", "law")
     latest = store.open()
@@ -296,12 +296,12 @@ def test_why_reports_an_unpublished_epoch(say: Say) -> None:
     assert say()[0].endswith(" ago, NOT YET PUBLISHED")
 
 
-def test_without_open_windows_nothing_is_due(say: Say) -> None:
+def test_absence_of_open_windows_is_reported(say: Say) -> None:
     run_pipeline(TUMBLING, STORY, flush=True)
     assert say()[-1] == "no window is open"
 
 
-def test_no_state_yet(say: Say) -> None:
+def test_missing_state_is_reported_without_creating_files(say: Say) -> None:
     Path("p.toml").write_text(SESSION)
     assert say() == ["1 error: law: there is no state yet; start it with: slackwater run p.toml"]
     assert [p.name for p in Path().iterdir()] == ["p.toml"], "nothing was made"
@@ -313,7 +313,7 @@ def test_no_state_yet(say: Say) -> None:
     store.close()
 
 
-def test_state_in_memory_cannot_be_opened(say: Say) -> None:
+def test_state_in_memory_is_refused(say: Say) -> None:
     Path("p.toml").write_text(TUMBLING.split("[state_store]")[0])
     assert say() == [
         '1 error: law: its state is in memory, which only the runner can read; set [state_store] kind = "files" or "postgres"'
@@ -336,7 +336,7 @@ def test_why_refuses_the_state_of_another_window(say: Say, old: str, new: str, m
     assert message in line
 
 
-def test_a_config_that_needs_a_migration_shows_the_state_as_it_is(say: Say) -> None:
+def test_state_that_needs_a_migration_is_reported_unchanged(say: Say) -> None:
     run_pipeline(SESSION, STORY)
     Path("p.toml").write_text(SESSION)
     before = say()
@@ -356,7 +356,7 @@ def test_a_config_that_needs_a_migration_shows_the_state_as_it_is(say: Say) -> N
         ("user=u1,n=x", '--key: n: found "x", expected a value of type bigint'),
     ],
 )
-def test_a_wrong_key_is_one_line(say: Say, option: str, message: str) -> None:
+def test_invalid_key_option_is_reported_in_one_line(say: Say, option: str, message: str) -> None:
     two = SESSION.replace('["user"]', '["user", "n"]')
     run_pipeline(
         two, [RowsInput({"web": [{"ts": us("9:00"), "user": "u", "n": 1, "price": None}]})], {**TYPES, "n": "bigint"}
@@ -393,10 +393,10 @@ def test_why_refuses_a_key_for_a_window_without_keys(say: Say) -> None:
     ],
 )
 @pytest.mark.parametrize("shape", select_cases([SESSION, TUMBLING]))
-def test_keys_of_every_type_are_found_as_people_write_them(
+def test_keys_of_every_type_are_parsed_from_command_line_text(
     say: Say, shape: str, type_: str, value: Any, text: str | None
 ) -> None:
-    """The other key is a string whose value holds commas: both orders on the command line, in one option or two."""
+    """The other key is a string with a comma. The command line has both orders of the keys, in one option or in two."""
     two = shape.replace('["user"]', '["user", "k"]')
     row = {"ts": us("9:00"), "user": "x,y", "k": value, "price": None}
     run_pipeline(two, [RowsInput({"web": [row, row | {"user": "z"}]})], {**TYPES, "k": type_})
@@ -414,7 +414,7 @@ def test_without_a_count_aggregation_the_number_of_rows_is_unknown(say: Say) -> 
     assert not any("1 row" in line for line in say("--key", "user=u1"))
 
 
-def test_spark_is_not_loaded() -> None:
+def test_why_does_not_import_spark_or_connector_libraries() -> None:
     run_pipeline(SESSION, STORY)
     code = """
 import sys
@@ -430,7 +430,7 @@ finally:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_why_is_a_function_for_programs() -> None:
+def test_why_report_can_be_built_from_python() -> None:
     run_pipeline(SESSION, STORY)
     report = build_why_report(toml.loads(SESSION), FilesStore("state", "law"), NOON + 60_000_000)
     assert (report.epoch, report.watermark_us, report.runner) == (2, us("9:01"), None)

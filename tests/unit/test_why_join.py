@@ -1,6 +1,6 @@
-"""`slackwater why` of a join: who holds its watermark, the buffered rows of each side, and when they expire.
+"""`slackwater why` for a join: the holder of its watermark, the buffered rows of each side, and their expiry.
 
-orders    ●09:00 ●09:10     a row waits for 5 m: that of 09:00 is over, and goes with the file it is in
+orders    ●09:00 ●09:10     a row waits for 5 m; the row of 09:00 is expired, and leaves with its file
 payments        ●09:08      holds the watermark: 09:07; a row waits for no later order
 """
 
@@ -54,12 +54,12 @@ def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> Non
     assert report["holder"]["source"] == "payments"
 
 
-def test_a_join_has_no_window_of_a_key(say: Say) -> None:
+def test_why_of_a_join_rejects_a_key(say: Say) -> None:
     run_join()
     assert say("--key", "user=u1") == ["1 error: law: --key: a join has no windows to look up by key; omit --key"]
 
 
-def test_a_window_over_joined_rows() -> None:
+def test_why_reports_the_holder_for_a_window_over_joined_rows() -> None:
     counts = [sw.Aggregation(agg="count", as_="n")]
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
     run_join(downstream=window)

@@ -1,9 +1,9 @@
-"""`slackwater why` of a pipeline with several stages: which stage waits for which, and what holds the first.
+"""`slackwater why` of a pipeline with several stages: the stages that wait, and the source that holds them back.
 
 orders ─▶ sessions ─▶ minutes ─┐
        clicks ─────────────────┴▶ seen (join) ─▶ target
 
-The page shows the same: see `test_ui_stages`.
+`test_ui_stages` checks the status page of this pipeline.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 ROOT = 'whose watermark is held by source "orders", partition o-1'
 
 
-def test_the_answer_for_stages(say: Say) -> None:
+def test_why_describes_every_stage_and_key(say: Say) -> None:
     first, *printed = say("--key", "user=u1")
     assert first.startswith("law: epoch 1, committed 2024-03-01T12:00:45Z, ")
     del printed[1]
@@ -75,7 +75,7 @@ def test_the_answer_for_stages(say: Say) -> None:
     ]  # fmt: skip
 
 
-def test_one_stage(say: Say) -> None:
+def test_stage_option_limits_answer_to_one_stage(say: Say) -> None:
     printed = say("--stage", "minutes")
     assert printed[2].startswith("watermark  2024-03-01T09:49:00Z, ")
     assert printed[3:] == [
@@ -92,7 +92,7 @@ def test_one_stage(say: Say) -> None:
     assert [s["stage"] for s in why_json(say)["stages"]] == ["sessions", "minutes", "seen"]
 
 
-def test_a_missing_stage_or_key(say: Say) -> None:
+def test_unknown_stage_or_key_is_reported_with_available_names(say: Say) -> None:
     assert say("--stage", "minute") == [
         '1 error: law: --stage: found "minute", which is not a stage of the state in epoch 1; did you mean "minutes"?; '
         "available: sessions, minutes, seen"
@@ -103,7 +103,7 @@ def test_a_missing_stage_or_key(say: Say) -> None:
     ]
 
 
-def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
+def test_idle_sources_of_first_stage_hold_watermark_of_last_stage(say: Say) -> None:
     with LocalPipeline(toml.loads(TEXT), SCHEMA, state_dir="state", capture_losses=False, clock_us=NOON) as test:
         test.quiet("2m")
     printed = say()
@@ -113,7 +113,7 @@ def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
     assert printed[6].endswith("all sources are idle")
 
 
-def test_a_window_needs_any_idle_source_or_every_source_that_is_behind(say: Say) -> None:
+def test_window_waits_for_any_idle_source_and_every_lagging_source(say: Say) -> None:
     """A window waits for a stage over idle sources and for one more source."""
     text = TEXT.split('[[stages]]\nname = "seen"')[0] + TEXT[TEXT.index("[target]") :]
     text = text.replace('name = "minutes"\nfrom = "sessions"', 'name = "minutes"\nfrom = ["sessions", "clicks"]')
@@ -134,7 +134,7 @@ def test_a_window_needs_any_idle_source_or_every_source_that_is_behind(say: Say)
     )
 
 
-def test_why_in_python_gives_the_same_answer() -> None:
+def test_python_why_reports_key_and_stage_of_same_answer() -> None:
     report = sw.why("p.toml", key={"user": "u2"}, stage="sessions")
     assert report.key is not None and [o.start_us for o in report.key.open] == [us("9:50")]
     assert sw.why("p.toml").stage == "seen"

@@ -1,4 +1,4 @@
-"""The work of a Spark Python worker around a task, in a separate process."""
+"""Test the work of a Spark Python worker around a task, in a separate process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(json.dumps({"told": told, "kept": kept, "looked_at": looked_at, "left": le
 """
 
 
-def test_a_task_report_loads_no_pandas_and_the_garbage_collector_skips_modules() -> None:
+def test_worker_imports_no_pandas_and_garbage_collection_skips_modules() -> None:
     measured = json.loads(subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True).stdout)
     task_reports = [{"report": json.dumps({"names": ["k"], "rows": 6}), "error": "", "rows": 6, "bytes": 50}]
     three = {"rows": 3, "bytes": 25}  # values of eight bytes, and a validity bitmap

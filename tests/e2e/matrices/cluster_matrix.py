@@ -1,17 +1,17 @@
 """The fault matrix of a cluster: a master, two workers on loopback, and a pipeline from Kafka, each with faults.
 
-    python -m tests.e2e.matrices.cluster_matrix --kills 5 --write docs/faults.md                          (`make faults`)
+    python -m tests.e2e.matrices.cluster_matrix --kills 5 --write docs/faults.md     (`make faults`)
     python -m tests.e2e.matrices.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
 
 fault         executor, worker  killed by SIGKILL, the worker with its executors
-              driver            killed by SIGKILL, and started again in an empty directory
-              speculation       an executor stalls, its tasks run elsewhere, too, and then it continues
-              storage           some requests to the S3 server are refused, cut off, done with their answer lost, slow,
-                                or never answered
+              driver            killed by SIGKILL and started again in an empty directory
+              speculation       an executor stalls, its tasks also run elsewhere, and then it continues
+              storage           some requests to the S3 server are refused, cut off, executed with a lost response,
+                                slow, or without a response
 
-The state and the target of a cell are both in shared files, in one database, or in one bucket. `--bucket-only` is one long run with
-sessions, results and dead letters in the bucket. Executors and drivers are killed under all storage faults at once. Then its requests
-are counted. Tables are compared as in `tests.e2e.matrices.kill_matrix`.
+The state and the target of a cell are both in shared files, in one database, or in one bucket. `--bucket-only` is one
+long run with sessions, results and dead letters in the bucket. Executors and drivers are killed under all storage
+faults at once. Then the requests of the run are counted. Tables are compared as in `tests.e2e.matrices.kill_matrix`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FAULTS = ("executor", "worker", "driver", "speculation", "storage")
 OF_STORAGE: tuple[Fault, ...] = ("503", "dropped", "lost", "slow", "hangs")
 FAULT_NAMES = {"503": "refused", "dropped": "cut off", "hangs": "no response", "lost": "response lost"}  # on the page
 SHARDS = 2
-ANSWER_S = "5s"  # how long a request waits for its answer, which also ends one that hangs
+ANSWER_S = "5s"  # timeout of a request, which also ends a request that hangs
 OF_EPOCH = {
     "shard": ("segments", "outputs"),
     "commit": ("manifests", "published", "reached", "offsets", "list", "forking"),
@@ -91,7 +91,7 @@ class Storage:
 
     @contextmanager
     def faulty(self, rate: float) -> Iterator[None]:
-        """Disturb this part of the requests, with each kind of fault equally often."""
+        """Disturb this share of the requests, with each kind of fault equally often."""
         kinds = itertools.cycle(OF_STORAGE)
         self.door.judge = lambda method, path: next(kinds) if self.rng.random() < rate else ""
         try:
@@ -107,7 +107,7 @@ class Cell(Pair):
     cluster: Cluster | None = None
     storage: Storage | None = None
     speculates: bool = False
-    elsewhere: bool = False  # drivers cannot see each other's processes, so that only a lease tells who runs
+    elsewhere: bool = False  # drivers cannot see each other's processes, so only the lease shows which driver runs
     broken: float = 0  # the share of events that are not JSON and become dead letters
     bucket: str = ""
 
@@ -152,7 +152,7 @@ class Cell(Pair):
     # -- running -------------------------------------------------------------------------------------------------
 
     def driver(self) -> subprocess.Popen[bytes]:
-        """Start a driver with its own working, temporary and cache directory. Those of the previous driver are deleted."""
+        """Start a driver in new working, temporary and cache directories. Delete those of the previous driver."""
         assert self.cluster is not None
         shutil.rmtree(self.home / f"driver{self.starts}", ignore_errors=True)
         self.starts += 1
@@ -205,14 +205,14 @@ class Cell(Pair):
             kill_driver(process)
 
     def speculated(self) -> int:
-        """Return how many tasks were tried a second time while the first attempt ran, according to Spark's event log."""
+        """Count the tasks that ran a second time during the first attempt, according to Spark's event log."""
         return sum(
             '"Speculative":true' in line and line.startswith('{"Event":"SparkListenerTaskStart"')
             for log in (self.home / "events").iterdir()
             for line in log.read_text().splitlines()
         )
 
-    # -- the answer ----------------------------------------------------------------------------------------------
+    # -- the verdict ----------------------------------------------------------------------------------------------
 
     def _out(self) -> Path:
         return self._fetched("out") if self.target == "s3" else super()._out()
@@ -222,7 +222,7 @@ class Cell(Pair):
         return open_directory(f"{self.bucket}/{name}", self.storage.s3.options()).local_copy()
 
     def letters(self) -> tuple[int, int, int]:
-        """Return the letters that are expected, lost, and duplicated or wrong: one for each record that is not JSON, by its offset."""
+        """Count the expected, lost, and duplicated or wrong dead letters, by the offsets of the non-JSON records."""
         sent = Counter(
             (m.partition(), m.offset())
             for m in read_messages(self.services.kafka.address, self._topic())
@@ -236,7 +236,7 @@ class Cell(Pair):
 def cell(
     services: Services, cluster: Cluster, kind: str, store: str, fault: str, arguments: argparse.Namespace
 ) -> tuple[Any, ...]:
-    """Run one cell of the matrix. Return its description, and the rows that are expected, lost, and duplicated or wrong."""
+    """Run one cell of the matrix. Return its description and the expected, lost, and duplicated or wrong rows."""
     seed = random.randrange(10**6)
     with ExitStack() as stack:
         storage = stack.enter_context(Storage.started()) if store == "s3" else None
@@ -275,7 +275,7 @@ def fault_counts(counts: Mapping[str, int]) -> str:
 
 
 def in_turn(kinds: Sequence[str], stores: Sequence[str], faults: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield all cells in an order that alternates stores, so that a run that ends early covers many combinations."""
+    """Yield all cells in an order that alternates stores. A run that ends early then covers many combinations."""
     for turn in range(len(stores)):
         for (n, fault), (m, kind) in itertools.product(enumerate(faults), enumerate(kinds)):
             store = stores[(n + m + turn) % len(stores)]
@@ -287,7 +287,7 @@ def in_turn(kinds: Sequence[str], stores: Sequence[str], faults: Sequence[str]) 
 
 
 def in_a_bucket(services: Services, cluster: Cluster, arguments: argparse.Namespace, page: Path | None) -> bool:
-    """Run with sessions, state, results and letters in one bucket. Return whether everything is right."""
+    """Run with sessions, state, results and dead letters in one bucket. Return whether the run succeeded."""
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     faults = ["driver" if n % 10 < 3 else "executor" for n in range(arguments.kills)]
@@ -345,7 +345,7 @@ def in_a_bucket(services: Services, cluster: Cluster, arguments: argparse.Namesp
 
 
 def requests_of(seen: Sequence[tuple[str, str]]) -> Mapping[str, int]:
-    """Count how often each method was used on each folder of the state, the results and the letters."""
+    """Count how often each method was used on each folder of the state, the results and the dead letters."""
     kinds: Counter[str] = Counter()
     for method, path in seen:
         parts = path.split("?")[0].strip("/").split("/")[1:]

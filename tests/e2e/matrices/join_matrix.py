@@ -1,10 +1,10 @@
-"""The joins of the fault matrix: two topics of related rows, and the expected results in SQL.
+"""Joins of the fault matrix: two topics of related rows, and the expected results in SQL.
 
 orders       ──●──────────────▶ event time     an order has up to three payments, most of them within the bounds; some
 payments    ├─────────┤                        have none, some payments have no order, some rows have no key
           -2 s       5 s
 
-A row is sent up to two seconds after its time. Some rows are equal in everything, so pairs are compared by how many there are.
+A row is sent up to two seconds after its event time. Some rows are fully equal, so pairs are compared by count.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TRUTH = {"join": INNER, "full-join": FULL}
 
 
 def transform(kind: str, lateness_s: int) -> str:
-    """Return the [transform.join] table of a kind of `TRUTH`."""
+    """Return the [transform.join] table for a kind in `TRUTH`."""
     sql = "SELECT id, amount, _event_ts AS at, _event_ts FROM source"
     return f"""[transform.join]
 kind = "{"full" if kind == "full-join" else "inner"}"
@@ -56,7 +56,7 @@ right_sql = "{sql}"
 
 
 def rows(events: int) -> list[tuple[str, int, str]]:
-    """Return this many rows of both sides together in sending order: (side, time in ms, JSON)."""
+    """Return this many rows in total, from both sides, in sending order: (side, time in ms, JSON)."""
     chance = random.Random(11)
     sent = [
         (time_ms + chance.randrange(DISORDER_MS), side, time_ms, json.dumps({"id": id_, "amount": chance.randrange(3)}))
@@ -71,7 +71,7 @@ def rows(events: int) -> list[tuple[str, int, str]]:
 
 
 def _orders_and_payments(chance: random.Random, orders: int) -> Iterator[tuple[str, int, int | None]]:
-    """Yield (side, time in ms, id) of this many orders, two of which share an id, and of their payments."""
+    """Yield (side, time in ms, id) of this many orders and their payments. Two successive orders share an id."""
     now = START_MS
     for n in range(orders):
         now += chance.randrange(20)
@@ -82,6 +82,6 @@ def _orders_and_payments(chance: random.Random, orders: int) -> Iterator[tuple[s
 
 
 def loaded(message: Any) -> tuple[int | None, int, int]:
-    """Return a record as a row of the expected table: id, amount, time in ms."""
+    """Return a record as a row of the expected table: (id, amount, time in ms)."""
     row = json.loads(message.value())
     return row["id"], row["amount"], message.timestamp()[1]

@@ -1,9 +1,10 @@
-"""The fault matrix: a pipeline from Kafka is killed at named steps and at random, and must end with the batch answer.
-In between its state is restored from an older copy, which must be refused.
+"""Fault matrix: a Kafka pipeline is killed at named steps and at random, and must still produce the batch result.
+After the kills, an older copy of the state is restored, and the next start must refuse the copy.
 
     python -m tests.e2e.matrices.kill_matrix --events 200000 --random 50 --write docs/faults.md        (`make faults`)
 
-The answer is computed in SQL from what the topics hold, by Postgres, and compared row by row. Joins: see `join_matrix`.
+Postgres computes the batch result in SQL from the records of the topics, and every row is compared. `join_matrix`
+defines the joins.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.services import Kafka, Postgres
 
 PARTITIONS = 4
-NEWER = "the newer state"  # as a way out: it is put back
+NEWER = "the newer state"  # recovery option: restore the newer copy of the state
 _NUMBERS = itertools.count()
 
 
@@ -52,7 +53,10 @@ class Services:
     joined: dict[int, Mapping[str, str]] = field(default_factory=dict)
 
     def topic(self, events: int, broken: float = 0) -> str:
-        """Return a topic with that many events in four partitions, out of order by less than the lateness. Some may not be JSON."""
+        """Return a topic with `events` events in four partitions. Disorder stays below the lateness.
+
+        `broken` is the share of events that are not JSON.
+        """
         if (events, broken) not in self.topics:
             name = f"events-{events}-{broken}"
             self.kafka.create(name, PARTITIONS)
@@ -63,7 +67,7 @@ class Services:
         return self.topics[events, broken]
 
     def sides(self, events: int) -> Mapping[str, str]:
-        """Return the topics of both sides of a join, with that many events together, in four partitions each."""
+        """Return the topics of both sides of a join, with `events` events in total and four partitions each."""
         if events not in self.joined:
             topics = {side: f"{side}-{events}" for side in join_matrix.SIDES}
             for name in topics.values():
@@ -97,9 +101,9 @@ def sender(address: str) -> Iterator[Callable[[str, str, str | None, int, int], 
 
 @dataclass
 class Pair:
-    """A store and a target under test, with one kind of window or join. `url`: a database of its own.
+    """A store and a target under test, with one kind of window or join.
 
-    `per_epoch`: rows that an epoch reads at most, of all sources together.
+    `url` is the URL of a separate database. `per_epoch` limits the rows that an epoch reads from all sources together.
     """
 
     services: Services
@@ -133,7 +137,7 @@ class Pair:
 
     @property
     def truth(self) -> str:
-        """Return the batch answer as SQL."""
+        """Return the SQL of the batch result."""
         return {**window_matrix.TRUTH, **join_matrix.TRUTH}[self.window]
 
     def _topic(self) -> str:
@@ -161,7 +165,7 @@ connection = "out"
 """
 
     def _more(self) -> str:
-        """Tables of another kind."""
+        """Return additional TOML tables."""
         return ""
 
     def _store(self) -> str:
@@ -170,7 +174,7 @@ connection = "out"
         return f'kind = "files"\npath = "{self.home}/state"'
 
     def _target(self) -> tuple[str, str]:
-        """Its connection, and what is said of it."""
+        """Return the TOML of the target connection and of the target."""
         address = self.services.kafka.address
         return {
             "postgres": (f'kind = "postgres"\nurl = "{self.url}"', 'table = "public.out"'),
@@ -205,7 +209,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
 
     def start(self, *flags: str, crash_at: str | None = None) -> subprocess.Popen[bytes]:
         self.starts += 1
-        # a JVM that lives for seconds does not need the second compiler, and starts twice as fast without it
+        # a JVM that runs for seconds does not need the second compiler, and starts twice as fast without it
         environment = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1", **os.environ, "SPARK_MASTER": "local[2]"}
         if crash_at:
             environment["SLACKWATER_CRASH_AT"] = crash_at
@@ -241,14 +245,14 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         assert process.wait(timeout=600) == 0, f"{self.name}: {self.said()[-3000:]}"
 
     def late_for_next_stage(self) -> str:
-        """Return how many results of a stage came late for the next one, from the last line of the last run."""
+        """Return the number of results that were late for the next stage, from the last report in the log."""
         counts = re.findall(r"([\d,]+) results? late between stages", self.said())
         return counts[-1] if counts else "–"
 
     # -- a restored copy -----------------------------------------------------------------------------------------
 
     def restore_a_copy(self) -> str:
-        """Copy the state, run on and restore the copy. The next start must refuse it. Return the way out that was taken."""
+        """Copy the state, continue, and restore the copy. The next start must refuse it. Return the recovery option."""
         way = self._way_out()
         self._copy_state("older")
         self._run_on(epochs=3)
@@ -264,13 +268,13 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         return f"refused; {way}"
 
     def _way_out(self) -> str:
-        """The exact one: a topic and joined rows in tables get rows again that they have."""
+        """Return the exact recovery option. Other options would write rows to topics and joined tables twice."""
         if self.target == "files":
             return "--put-aside-output"
         return NEWER if self.target == "kafka" or self.joins else "--keep-output"
 
     def _run_on(self, *flags: str, epochs: int) -> None:
-        """Run for some epochs, then kill it."""
+        """Run for some epochs, then kill the process."""
         before, process, until = len(self.said()), self.start(*flags), time.monotonic() + 240
         while self.said()[before:].count("epoch=") < epochs and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
@@ -307,10 +311,10 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         )
         return [row[0] for row in rows]
 
-    # -- the answer ----------------------------------------------------------------------------------------------
+    # -- the result ----------------------------------------------------------------------------------------------
 
     def verdict(self) -> tuple[int, int, int]:
-        """Return the rows that are expected, lost, and duplicated or wrong. Equal rows are counted."""
+        """Return the numbers of expected, lost, and duplicated or wrong rows. Equal rows count separately."""
         with psycopg.connect(self.url, options="-c timezone=UTC") as db:
             self._load(db)
             if self.target != "postgres":
@@ -377,7 +381,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
 
 
 def sweep(process: subprocess.Popen[bytes]) -> None:
-    """Kill what a dead driver leaves behind. Its Java process would end by itself, but later."""
+    """Kill the process group of a killed driver. The Java process would end by itself, but later."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

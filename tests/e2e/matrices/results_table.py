@@ -1,4 +1,4 @@
-"""Update a table of results in a page of the docs row by row. Rows of earlier runs stay."""
+"""Update a table of results in a page of the docs row by row, and keep the rows of earlier runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass
 class Table:
-    """A table after a mark in a page. A new row replaces the row with the same first `keys` cells."""
+    """A table that follows a mark in a page. A new row replaces the row with the same first `keys` cells."""
 
     mark: str
     head: Sequence[str]

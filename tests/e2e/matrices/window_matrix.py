@@ -1,4 +1,4 @@
-"""The windows of the fault matrix: a topic of user events, out of order by less than the lateness, and the expected results in SQL.
+"""Windows of the fault matrix: user events, out of order by less than the lateness, and the expected results in SQL.
 
 events ─▶ sessions | tumbling | sessions ─▶ tumbling (chained) | sessions that reach their cap ─▶ tumbling (next-stage)
 """
@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 GAP_S, TUMBLE_S, LATENESS_S = 5, 60, 3
-CAP_S, NEXT_S = 12, 4  # next-stage: a session that is cut belongs to another window than one that is not
+CAP_S, NEXT_S = 12, 4  # next-stage: a cut session falls into another window than an uncut one
 START_MS = 1_700_000_000_000
 BROKEN = '{"user": "u1", "amount":'  # the value of a record that is not JSON
 
@@ -22,7 +22,7 @@ SESSIONS = f"""
     GROUP BY "user", nth"""
 
 
-# where each session of a run begins: the first event at or beyond the cap of the one before
+# the starts of the sessions of a run: each starts at the first event at or beyond the cap of the previous one
 CUT_SESSIONS = f"""
     WITH RECURSIVE runs AS (
         SELECT "user", window_start AS start, window_end - interval '{GAP_S} s' AS upto FROM ({SESSIONS}) s
@@ -66,7 +66,7 @@ _SHAPE = {
 
 
 def steps(kind: str) -> str:
-    """Return the [transform.window] table of a kind of `TRUTH`, or its [[stages]]."""
+    """Return the [transform.window] table or the [[stages]] for a kind of `TRUTH`."""
     if kind not in ("chained", "next-stage"):
         return _window("transform", kind, ("count", None, "events"), ("sum", "amount", "total"))
     shapes = ("session", "tumbling") if kind == "chained" else ("session-cut", "tumbling-next")
@@ -84,7 +84,7 @@ def _window(table: str, kind: str, *aggregations: tuple[str, str | None, str]) -
 
 
 def rows(events: int, broken: float = 0) -> Iterator[tuple[str, str, int]]:
-    """Yield this many events in sending order: (user, value, time in ms). `broken` is the share that is not JSON."""
+    """Yield events in sending order: (user, value, time in ms). `broken` is the share of values that are not JSON."""
     chance, now = random.Random(7), START_MS
     for n in range(events):
         now += chance.randrange(20)

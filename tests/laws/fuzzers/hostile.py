@@ -1,9 +1,10 @@
-"""Hostile input of every kind, by the thousand: it is answered rightly, or refused in one line by an error of ours.
+"""Fuzzer of hostile input: each case is answered correctly, or refused with a one-line Slackwater error.
 
-    python -m tests.laws.fuzzers.hostile --cases 20000 --seed 1          # prints each kind's finds with the seed
-    python -m tests.laws.fuzzers.hostile --kind where --only 4711        # one case again
+    python -m tests.laws.fuzzers.hostile --cases 20000 --seed 1          # prints the defects of each kind with the seed
+    python -m tests.laws.fuzzers.hostile --kind where --only 4711        # repeats one case
 
-A kind draws one case from a seed and judges it: no foreign exception, no panic, no hang, no wrong row, no silence.
+A kind draws one case from a seed and judges it.
+A foreign exception, a panic, a hang, a wrong row and an empty error are defects.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from tests.laws.generators import seeds
 HANG_S = 60.0
 Kind = Callable[
     [random.Random], str
-]  # draws, judges, says what became of it: "answered", "refused: …"; raises AssertionError
-KINDS: Mapping[str, tuple[Kind, int]] = {  # and its share of the cases
+]  # draws and judges a case, and returns an outcome ("answered", "refused: …") or raises AssertionError
+KINDS: Mapping[str, tuple[Kind, int]] = {  # each function with its share of the cases
     "where": (hostile_where.case, 8),
     "http": (hostile_http.case, 5),
     "page": (hostile_page.case, 5),
@@ -49,10 +50,10 @@ KINDS: Mapping[str, tuple[Kind, int]] = {  # and its share of the cases
 
 
 def run_case(kind: str, seed: int) -> tuple[str, str]:
-    """What became of one case: a word, and for a defect the story of it."""
+    """Run one case and return the outcome, with a description if it is a defect."""
     rng = random.Random(f"{kind} {seed}")
     faulthandler.dump_traceback_later(HANG_S, exit=True)
-    began = time.process_time()  # a busy machine does not make it longer
+    began = time.process_time()  # a busy machine does not increase processor time
     try:
         word = KINDS[kind][0](rng)
     except BaseException as error:

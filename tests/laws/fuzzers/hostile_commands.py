@@ -1,6 +1,6 @@
-"""Command lines: every option and argument of every command with a value that nobody means. Exit code 70 is a defect.
+"""Fuzz the options and arguments of every command with hostile values. An exit code above 2 is a defect.
 
-A command that would start Spark or a server gets a file that does not exist, so that only its command line is judged.
+A command that would start Spark or a server gets a missing file, so only its command line is checked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ STARTS = {
     "test",
     "init",
     "replay",
-}  # given the state or file they would go on
-ALONE = {"demo", "demo-kafka"}  # they take no file: numbers beyond what they take are refused before they begin
+}  # with an existing file, these commands would start
+ALONE = {"demo", "demo-kafka"}  # no file argument: `--rows` outside the valid range is refused before the start
 VALUES = (
     *map(str, words.NUMBERS[4:-1]),
     *("-1", "0", "1", "1.5", "nan", "inf", "-inf", "1e400", "9" * 11, "9" * 20, "9" * 5000, "0x" + "f" * 5000),
@@ -90,7 +90,7 @@ path = "."
 
 @functools.cache
 def home() -> Path:
-    """A config with its state and its published results."""
+    """Create a config with a state and published results."""
     folder = Path(tempfile.mkdtemp(prefix="slackwater-commands-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(short("sessions"), folder, dirs_exist_ok=True)
@@ -106,7 +106,7 @@ def home() -> Path:
 
 @functools.cache
 def commands() -> dict[tuple[str, ...], Any]:
-    """All commands by their names."""
+    """Return all commands by their names."""
     return dict(_commands(typer.main.get_command(app), ()))
 
 
@@ -119,7 +119,7 @@ def _commands(command: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 def arguments_of(names: Sequence[str], rng: random.Random, command: Any, folder: Path) -> list[str]:
-    """A command line with sound arguments, one or two of which are replaced, and one or two options."""
+    """Return a command line with valid arguments, at most one of them replaced, and one or two options."""
     starts = names[-1] in STARTS
     nowhere = str(folder / "missing.toml")
     sound = {"file": str(folder / "law.toml"), "where": str(folder), "pipeline": "law"}
@@ -152,7 +152,7 @@ def case(rng: random.Random) -> str:
 
 
 def run(line: Sequence[str], folder: Path, hear: Callable[[str], object] = lambda text: None) -> str:
-    """What a command line came to; `hear` gets its standard error. Raises AssertionError for a bug of ours."""
+    """Return the outcome of a command line. `hear` gets the standard error. Raise AssertionError for a defect."""
     output, former = io.StringIO(), sys.argv
     sys.argv = ["slackwater", *line]
     shown = " ".join(line)[:300].encode(errors="backslashreplace").decode()

@@ -1,4 +1,7 @@
-"""Requests to a real server: well-formed questions with hostile parts, and bytes that are no HTTP. It answers, or closes, and goes on."""
+"""Send requests with hostile parts, and bytes that are not HTTP, to a real server.
+
+The server must respond or close the connection, and must respond correctly to the next request.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ EXTRA = (
 
 @functools.cache
 def port() -> int:
-    """A server over a state of fifty sessions, as long as this process lives."""
+    """Return the port of a server over a state of fifty sessions. The server runs until this process exits."""
     home = tempfile.mkdtemp(prefix="slackwater-hostile-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     window = Window(
@@ -83,7 +86,7 @@ def port() -> int:
 
 
 def get_answer(path: str, port: int) -> tuple[int, bytes]:
-    """The status and the body of an answer of the server on a port."""
+    """Return the status and the body of a response of the server on a port."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         client.request("GET", path)
@@ -94,7 +97,7 @@ def get_answer(path: str, port: int) -> tuple[int, bytes]:
 
 
 def draw_value(rng: random.Random) -> str:
-    """A path with a query."""
+    """Draw a path with a query."""
     if rng.random() < 0.4:
         return rng.choice(
             [
@@ -124,7 +127,7 @@ def draw_value(rng: random.Random) -> str:
 
 
 def request(rng: random.Random, draw: Callable[[random.Random], str] = draw_value) -> bytes:
-    """Bytes like a request, of a path that `draw` gives."""
+    """Return bytes that resemble a request, with a path from `draw`."""
     lines = [f"{rng.choice(METHODS)} {draw(rng)} HTTP/{rng.choice([*['1.1'] * 20, '1.0', '2.0', '9', ''])}"]
     lines += [f"Host: {rng.choice(HOSTS) if rng.random() < 0.15 else 'localhost'}"] * rng.choice([*[1] * 20, 0, 2])
     lines += rng.sample(EXTRA, rng.choice([0, 0, 0, 0, 1, 2]))

@@ -1,4 +1,4 @@
-"""Names of pipelines, keys and aggregations that break things: the run and the questions give what plain names give, or refuse."""
+"""Hostile names of keys, columns and aggregations: runs and queries give correct results or a one-line error."""
 
 from __future__ import annotations
 

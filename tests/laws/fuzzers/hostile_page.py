@@ -1,4 +1,4 @@
-"""Requests to the page: all of its addresses with hostile parts, streams too. It answers, or closes, and goes on."""
+"""Hostile requests to every address of the page, including streams. The server answers or closes, and continues."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ from slackwater.state.run_history import Run
 from slackwater.ui.page_server import serve_pages
 from slackwater.ui.pages import BLOCKS
 
-STATUSES = {*hostile_http.STATUSES, 304, 307}  # to the same address with a slash at its end
+STATUSES = {*hostile_http.STATUSES, 304, 307}  # 307 redirects to the same address with a trailing slash
 STAGES = ("sessions", "minutes", "seen", "~0", "~2", "~99", "nosuch")
 DIGITS = "9" * 5000
 
 
 @functools.cache
 def port() -> int:
-    """A server over three pipelines, as long as this process lives: one with letters, one of several stages, one that has not begun."""
+    """Start a server for the rest of the process, and return its port.
+
+    One pipeline has dead letters, one has several stages, and one has not started.
+    """
     home = Path(tempfile.mkdtemp(prefix="slackwater-hostile-page-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     for name in ("letters", "stages", "new"):
@@ -49,7 +52,7 @@ def port() -> int:
 
 
 def draw_request(rng: random.Random) -> str:
-    """A path with a query."""
+    """Draw a path with a query."""
     base = rng.choice(["/p/law", "/p/law", "/p/stages", "/p/new", "/p/nosuch", "", "/p/law/stage/sessions"])
     if rng.random() < 0.3:
         base = f"/p/stages/stage/{rng.choice(STAGES) if rng.random() < 0.8 else quote(words.text(rng)[:200], safe='')}"
@@ -93,7 +96,7 @@ def case(rng: random.Random) -> str:
                 response += part
                 is_stream = b"text/event-stream" in response and b"retry: " in response
                 if is_stream:
-                    break  # it has no end of its own
+                    break  # a stream does not end by itself
         except (ConnectionResetError, BrokenPipeError):
             pass
     status, body = hostile_http.get_answer("/p/law/ui/top.json", port())

@@ -1,7 +1,7 @@
-"""States that are damaged, and records that lie with a valid checksum: refused by name, or harmless; never a foreign error.
+"""Damaged states, and false records with a valid checksum: Slackwater works, or refuses them with its own error.
 
-A case takes the state of one kind of pipeline, of this format or an earlier one, changes one or two nodes of its last record
-(another type, missing, more, huge, negative, not a number, nested), and asks every question of it that a user can ask.
+A case takes the state of one kind of pipeline, in this format or an earlier one. It changes one or two nodes of the
+last record (another type, missing, longer, huge, negative, NaN, nested), and runs every user query on the state.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ LIES: tuple[Any, ...] = (
 )
 MISSING = object()
 NOW_US = 4_000_000_100_000_000
-NodePath = tuple[str | int, ...]  # of a node within a record
+NodePath = tuple[str | int, ...]  # the path of a node in a record
 
 
 @dataclass(frozen=True)
 class Base:
-    """The sound state of one pipeline: `go_on` starts it and gives it the rest of its rows."""
+    """The undamaged state of one pipeline. `go_on` starts the pipeline and feeds it the remaining rows."""
 
     home: Path
     pipeline: Pipeline
@@ -82,7 +82,7 @@ class Base:
 
 @functools.cache
 def bases() -> dict[str, Base]:
-    """A state of each kind: those of today, cut to their last two epochs, and those that earlier formats wrote."""
+    """Return states of each kind: in the current format, cut to the last two epochs, and in all fixture formats."""
     bases_by_name = dict[str, Base]()
     for name, case in state_corruption.CASES.items():
         pipeline = build_pipeline(case.step, case.sources, downstream=case.then)
@@ -114,7 +114,7 @@ def _continue_fixture(name: str, store: Callable[[], StateStore]) -> None:
 
 @functools.cache
 def short(name: str) -> Path:
-    """A sound state of a case with its last two epochs only: there is less to look at, for each of a thousand lies."""
+    """Return the undamaged state of a case with only its last two epochs, so that thousands of cases read it fast."""
     home = Path(tempfile.mkdtemp(prefix="slackwater-hostile-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     shutil.copytree(state_corruption.stop_midway(name, True).home, home, dirs_exist_ok=True)
@@ -130,7 +130,7 @@ def short(name: str) -> Path:
 
 @functools.cache
 def sound(name: str) -> dict[str, Any]:
-    """The last record of a state."""
+    """Return the last record of a state."""
     record = json.loads(last_manifest(bases()[name].home).read_text().splitlines()[0])
     assert isinstance(record, dict)
     return record
@@ -140,11 +140,11 @@ def last_manifest(home: Path) -> Path:
     return sorted((home / state_corruption.NAME / "manifests").glob("*.json"))[-1]
 
 
-# -- lies ----------------------------------------------------------------------------------------------------------------
+# -- false values ------------------------------------------------------------------------------------------------------
 
 
 def nodes(record: Any, path: NodePath = ()) -> Iterator[NodePath]:
-    """The paths of all values within a record."""
+    """Yield the paths of all values in a record."""
     if path:
         yield path
     items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
@@ -157,7 +157,7 @@ def value_at(record: Any, path: NodePath) -> Any:
 
 
 def with_value(record: Any, path: NodePath, value: Any) -> Any:
-    """A copy of a record with another value at a path, or without it."""
+    """Return a copy of a record with another value at a path, or without the path if `value` is MISSING."""
     changed = copy.deepcopy(record)
     holder = value_at(changed, path[:-1])
     if value is MISSING:
@@ -168,7 +168,7 @@ def with_value(record: Any, path: NodePath, value: Any) -> Any:
 
 
 def with_lie(rng: random.Random, record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A record with one value changed somewhere, of every depth equally often; and what was done, for people."""
+    """Change one value of a record, at every depth equally often. Return a description of the change and the record."""
     depth, path, node = rng.randrange(1, 10), NodePath(), cast("Any", record)
     while isinstance(node, dict | list) and node and len(path) < depth:
         key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
@@ -183,7 +183,7 @@ def with_lie(rng: random.Random, record: dict[str, Any]) -> tuple[str, dict[str,
         return f"{path} with one more", with_value(record, path, {**node, words.text(rng)[:50]: rng.choice(LIES)})
     if change < 0.4 and isinstance(node, int) and not isinstance(node, bool):
         lie = node + rng.choice([-1, 1, 1000, -(10**9), 10**15])
-    elif change < 0.45:  # what stands elsewhere in the record
+    elif change < 0.45:  # a value from elsewhere in the record
         lie = value_at(record, rng.choice(list(nodes(record))))
     else:
         alike = [v for v in LIES if type(v) is type(node)] if rng.random() < 0.4 else []
@@ -192,16 +192,16 @@ def with_lie(rng: random.Random, record: dict[str, Any]) -> tuple[str, dict[str,
 
 
 def write(home: Path, record: Any) -> None:
-    """Put a record in the place of the last one, with the checksum that belongs to it."""
+    """Replace the last record, and write its checksum."""
     text = json.dumps(record)
     last_manifest(home).write_text(f"{text}\n{file_checksum(text.encode())}\n")
 
 
-# -- questions -----------------------------------------------------------------------------------------------------------
+# -- queries -----------------------------------------------------------------------------------------------------------
 
 
 def case(rng: random.Random) -> str:
-    if rng.random() < 0.1:  # bytes: with the whole run after it
+    if rng.random() < 0.1:  # damage bytes instead, and run the whole pipeline afterwards
         outcome = state_corruption.check(rng.randrange(10**9))
         return "refused" if outcome.refused else "harmless"
     name = rng.choice(list(bases()))
@@ -220,12 +220,12 @@ def case(rng: random.Random) -> str:
 
 
 def ask_everything(description: str, base: Base, store: Callable[[], StateStore], rng: random.Random) -> str:
-    """Ask every question; whether one of them was refused. Raises AssertionError for any other error."""
+    """Run every query on a state. Return `refused` if one was refused. Raise AssertionError for any other error."""
     outcome = "accepted"
     questions = (_verify, _scan, _open, _plan, _why, _show, _describe, _weigh)
     for question in questions:
         outcome = _answer(f"{description}: {question.__name__}", lambda: question(base.pipeline, store), outcome)  # noqa: B023
-    if outcome == "accepted" or rng.random() < 0.3:  # what is believed must not end in a foreign error later
+    if outcome == "accepted" or rng.random() < 0.3:  # a start must not raise a foreign error either
         outcome = _answer(f"{description}: start", lambda: base.go_on(store), outcome)
     return outcome
 
@@ -268,7 +268,7 @@ def _why(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 
 
 def _show(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
-    """As `state show` and `state ls` print it; of a store in files."""
+    """Run `state show` and `state ls` if the store is in files."""
     opened = store()
     if isinstance(opened, FilesStore):
         where = str(Path(opened.root).parent)

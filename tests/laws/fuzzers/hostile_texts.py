@@ -1,4 +1,4 @@
-"""Words that break things, for all kinds of hostile input."""
+"""Names, texts and numbers that often break parsers, for all kinds of hostile input."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def text(rng: random.Random) -> str:
 
 
 def damage_text(rng: random.Random, whole: str) -> str:
-    """A text with pieces gone, doubled, moved or replaced."""
+    """Remove, double, reverse or replace pieces of a text."""
     for _ in range(rng.choice([1, 1, 2, 4])):
         start, end = sorted(rng.choices(range(len(whole) + 1), k=2))
         end = min(end, start + rng.choice([1, 3, 30]))
@@ -124,7 +124,7 @@ def damage_text(rng: random.Random, whole: str) -> str:
 
 
 def one_line(error: BaseException) -> None:
-    """An error of ours says something, in lines without a stack trace. Raises AssertionError."""
+    """Assert that an error is a Slackwater error with non-empty lines and without a stack trace."""
     from slackwater.errors import ConfigError, SlackwaterError
 
     assert isinstance(error, SlackwaterError), repr(error)

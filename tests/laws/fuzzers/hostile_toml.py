@@ -1,4 +1,4 @@
-"""Configs: valid ones with lines, keys and values damaged. Each is read, and then planned and written back, or refused line by line."""
+"""Fuzz configs: valid ones with damaged lines, keys and values. Each either makes a round trip or is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of rows that break things: every row is in a window, late, bad or refused, and counted; sums are what they are."""
+"""Fuzz hostile row values: every row is counted as used, late, bad or refused, and sums are exact."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def case(rng: random.Random) -> str:
     ]
     late = rng.choice([{}, {"lateness_ms": 10**12}, {"late_data": "reopen", "allowed_lateness_ms": 50_000}])
     window = Window(group_by=["k"], aggregations=aggregations, max_groups_per_window=1000, **shape, **late)
-    written: list[dict[str, Any]] = []  # as Python has them, which knows no other years than 1 to 9999
+    written: list[dict[str, Any]] = []  # as Python values, whose years are limited to 1 to 9999
     try:
         result = run_local(window, script, SCHEMA, on_publish=lambda frame: written.extend(frame.to_dicts()))
         again = (
@@ -86,7 +86,7 @@ def case(rng: random.Random) -> str:
 
 
 def _check_values(rows: list[dict[str, Any]], output_rows: list[dict[str, Any]], agg: str) -> None:
-    """What is made of the whole numbers of each window, by a loop."""
+    """Compare the integer aggregates of each window with a loop over the rows."""
     values_by_window: dict[tuple[object, int], list[int]] = {}
     for row in rows:
         values_by_window.setdefault((row["k"], row["ts"] // LENGTH_US * LENGTH_US), []).extend(

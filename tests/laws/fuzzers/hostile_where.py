@@ -1,4 +1,4 @@
-"""Conditions drawn from a grammar, and damaged ones: refused, or answered as Polars alone would answer the same text."""
+"""Fuzz conditions from a grammar and damaged conditions: each is refused or selects the same rows as Polars alone."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def draw_condition(rng: random.Random, depth: int) -> str:
 
 
 def typed(rng: random.Random) -> str:
-    """A condition whose parts fit each other."""
+    """Return a condition whose parts have compatible types."""
     numbers = (
         "n",
         "x",
@@ -143,7 +143,7 @@ def typed(rng: random.Random) -> str:
 
 
 def chained(rng: random.Random) -> str:
-    """One thing very often, side by side or within itself."""
+    """Return a condition that repeats one part many times, in a chain or nested."""
     count = rng.choice([10, 29, 31, 100, 199, 1000])
     if rng.random() < 0.5:
         return f" {rng.choice(BINARY)} ".join([rng.choice(ATOMS)] * count)

@@ -1,11 +1,11 @@
-"""Seeded corruptions of a state directory: each is told with the file's name, or does no harm. None gives a wrong row.
+"""Seeded corruptions of a state directory: each is reported with the file name, or is harmless. No row is ever wrong.
 
-    python -m tests.laws.fuzzers.state_corruption --runs 1000 --seed 1         # prints the seed of a run that fails
-    python -m tests.laws.fuzzers.state_corruption --only 4711                  # one run again
+    python -m tests.laws.fuzzers.state_corruption --runs 1000 --seed 1         # prints the seed of a failed run
+    python -m tests.laws.fuzzers.state_corruption --only 4711                  # repeats one run
 
-A pipeline runs for some thirty epochs and stops, in half of the seeds with its last epoch committed and not published. Then
-a seed damages one or two files of its state: bits, ends, ranges, whole files, files in each other's places. `verify` looks at
-it, and the pipeline is started again on it and gets the rest of its rows.
+A pipeline runs for some thirty epochs and stops. In half of the seeds, its last epoch is committed but not published.
+The seed then damages one or more files of the state: bits, file ends, ranges, whole files, or files in each other's
+places. `verify` checks the damaged state. The pipeline is then started again and reads the rest of its rows.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ AGGREGATIONS = (
     Aggregation(agg="last", column="page", as_="page"),
     Aggregation(agg="collect_set", column="page", as_="pages", max_values_per_group=100),
 )
-STOPS = 30  # batches before the damage; two more epochs, and garbage is collected
+STOPS = 30  # batches before the damage; garbage is collected two epochs later
 BATCHES = 34
-NAME = "law"  # of the kit's pipelines
+NAME = "law"  # name of the test kit's pipelines
 
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline: its steps and its sources."""
+    """Pipeline of a run: its steps and its sources."""
 
     step: Window | Join
     sources: tuple[str, ...] = ("a",)
     then: Window | None = None
-    replays: bool = False  # whether letters are applied on the way, which is noted in a list of its own
+    replays: bool = False  # whether dead letters are replayed during the run
 
 
 def _window(kind: str, **more: Any) -> Window:
@@ -93,7 +93,7 @@ CASES: Mapping[str, Case] = {
 
 
 def script(case: str) -> list[RowsInput]:
-    """Rows of a dozen users, some of them late."""
+    """Return batches with rows of eleven users. Some rows are late."""
     rng, now, number, batches = random.Random(case), 0, 0, list[RowsInput]()
     for _ in range(BATCHES):
         rows_by_source: dict[str, list[dict[str, Any]]] = {s: [] for s in CASES[case].sources}
@@ -109,7 +109,7 @@ def script(case: str) -> list[RowsInput]:
 
 @dataclass(frozen=True)
 class StoppedRun:
-    """A sound state of a case, and what the whole run gives. `last`: the last epoch that the target has."""
+    """Undamaged state of a case, and the rows of the whole run. `last` is the last epoch that the target has."""
 
     home: Path
     last: int
@@ -132,7 +132,7 @@ def _run(case: str, home: Path, items: Sequence[Any], flush: bool, letters: Sequ
 
 
 def _rows(result: LocalResult) -> list[Mapping[str, Any]]:
-    """All that a target got, and the letters: with their epochs, in the order of these."""
+    """Return all rows that the target received and all dead letters, ordered by epoch."""
     gone = [{**r, "is": "gone"} for r in result.gone]
     all_rows = [*({**r, "is": "row"} for r in result.rows), *gone, *({**r, "is": "letter"} for r in result.letters)]
     return sorted(all_rows, key=lambda r: r["_epoch"])
@@ -140,7 +140,7 @@ def _rows(result: LocalResult) -> list[Mapping[str, Any]]:
 
 @functools.cache
 def stop_midway(case: str, published: bool) -> StoppedRun:
-    """The state of a case after some thirty epochs; where it is not `published` its last epoch waits for that."""
+    """Return the state of a case after some thirty epochs. Without `published`, its last epoch is not yet published."""
     if not published:
         return _waiting(stop_midway(case, True))
     home = Path(tempfile.mkdtemp(prefix="slackwater-corrupted-"))
@@ -169,15 +169,15 @@ def _waiting(done: StoppedRun) -> StoppedRun:
     before = tuple(r for r in done.before if r["_epoch"] < done.last)
     store = FilesStore(home, NAME)
     store.mark_published(max(r["_epoch"] for r in before))
-    (home / NAME / "reached").unlink(missing_ok=True)  # nor has one of several targets its part
+    (home / NAME / "reached").unlink(missing_ok=True)  # the progress of each target is not recorded either
     assert not verify_state(store).problems
     return StoppedRun(home, done.last - 1, before, done.whole)
 
 
 def continue_run(case: str, state: StoppedRun, home: Path) -> list[Mapping[str, Any]]:
-    """Start again and get the rest of the rows, from where the state says: all that the target has in the end.
+    """Start again, read the rows that the state does not have, and return all rows that the target has at the end.
 
-    The target ignores the epochs it has, as those do that know their last one.
+    The target ignores epochs that it already has, like every target that records its last epoch.
     """
     store = FilesStore(home, NAME)
     try:
@@ -190,7 +190,7 @@ def continue_run(case: str, state: StoppedRun, home: Path) -> list[Mapping[str, 
 
 
 def count_batches(commit: Commit) -> int:
-    """How many batches of the script a commit holds."""
+    """Return the number of script batches that a commit contains."""
     assert commit.batch is not None
     return commit.batch.batch + 1
 
@@ -203,14 +203,14 @@ def _files(home: Path, *folders: str) -> list[Path]:
 
 
 def _content(rng: random.Random, home: Path) -> Path:
-    """A file of the state, of each kind equally often; the later, the likelier."""
+    """Pick a file of the state. Each kind is equally likely, and later files are more likely."""
     kinds = [[home / NAME / "published"], *(_files(home, f) for f in ("manifests", "segments", "outputs", "offsets"))]
     files = rng.choice([k for k in kinds if k])
     return files[-1 - int(len(files) * rng.random() ** 2)]
 
 
 def flip(rng: random.Random, home: Path) -> list[Path]:
-    """One bit to eight."""
+    """Flip one to eight bits."""
     path = _content(rng, home)
     content = bytearray(path.read_bytes())
     for bit in rng.sample(range(8 * len(content)), rng.choice([1, 1, 2, 8])):
@@ -220,7 +220,7 @@ def flip(rng: random.Random, home: Path) -> list[Path]:
 
 
 def overwrite(rng: random.Random, home: Path) -> list[Path]:
-    """A range of zeros, or of anything."""
+    """Overwrite a range with zeros or random bytes."""
     path = _content(rng, home)
     content = bytearray(path.read_bytes())
     begin = rng.randrange(len(content))
@@ -250,7 +250,7 @@ def remove(rng: random.Random, home: Path) -> list[Path]:
 
 
 def remove_some(rng: random.Random, home: Path) -> list[Path]:
-    """The latest manifests, or all."""
+    """Remove the latest manifests, or all of them."""
     files = _files(home, "manifests")
     gone = files[-rng.choice([1, 2, 5, KEPT_EPOCHS * 3]) :]
     for path in gone:
@@ -279,7 +279,7 @@ def _swapped(rng: random.Random, files: list[Path]) -> list[Path]:
 
 
 def put_old(rng: random.Random, home: Path) -> list[Path]:
-    """An old manifest, or file of rows, in the place of a new one."""
+    """Replace a new manifest or file of rows with the content of an old one."""
     files = _files(home, rng.choice(["manifests", "manifests", "segments", "outputs"]))
     new = files[-1 - int(3 * rng.random() ** 2)]
     new.write_bytes(rng.choice(files[: files.index(new)]).read_bytes())
@@ -287,7 +287,7 @@ def put_old(rng: random.Random, home: Path) -> list[Path]:
 
 
 def rename_manifest(rng: random.Random, home: Path) -> list[Path]:
-    """As if it were of another epoch, earlier or later, or copied to one."""
+    """Rename or copy a manifest to the name of an earlier or later epoch."""
     path = rng.choice(_files(home, "manifests"))
     to = path.with_name(f"{max(int(path.stem) + rng.choice([-12, -1, 1, 1, 2, 9]), 0):09d}.json")
     (path.rename if rng.random() < 0.5 else functools.partial(shutil.copy, path))(to)
@@ -295,7 +295,7 @@ def rename_manifest(rng: random.Random, home: Path) -> list[Path]:
 
 
 def put_foreign(rng: random.Random, home: Path) -> list[Path]:
-    """The latest manifest of another pipeline's state, or of another state of this one, at the same epoch or at its own."""
+    """Copy a recent manifest of another state to its own epoch, or over the latest manifest of this state."""
     other = rng.choice([c for c in CASES if not (home / NAME).samefile(stop_midway(c, True).home / NAME)])
     theirs = _files(stop_midway(other, True).home, "manifests")[-1 - int(4 * rng.random() ** 2)]
     replaced_file = home / NAME / "manifests" / theirs.name
@@ -323,7 +323,7 @@ def garble_published(rng: random.Random, home: Path) -> list[Path]:
     return [path]
 
 
-Damage = Callable[[random.Random, Path], list[Path]]  # what it damaged
+Damage = Callable[[random.Random, Path], list[Path]]  # returns the damaged files
 DAMAGES: tuple[Damage, ...] = (
     flip,
     flip,
@@ -344,7 +344,7 @@ DAMAGES: tuple[Damage, ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a damage: the report of `verify`, and how the restart was refused, None for the right rows."""
+    """Result of a damage: the report of `verify`, and the error of the restart (None if the rows are right)."""
 
     description: str
     report: VerifyReport
@@ -352,14 +352,14 @@ class Outcome:
 
 
 def check(seed: int) -> Outcome:
-    """The damage of a seed."""
+    """Check the damage of a seed."""
     rng = random.Random(seed)
     case, published = rng.choice(list(CASES)), rng.random() < 0.5
     return check_damage(case, published, rng.choice(DAMAGES), rng)
 
 
 def check_damage(case: str, published: bool, damage: Damage, rng: random.Random) -> Outcome:
-    """Damage, verify, start again. Raises AssertionError for a wrong row, or an error that does not name the file."""
+    """Damage, verify and restart. Raise AssertionError for a wrong row or an error that does not name the file."""
     state = stop_midway(case, published)
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
@@ -386,7 +386,7 @@ def check_damage(case: str, published: bool, damage: Damage, rng: random.Random)
 
 
 def check_seed(seed: int) -> tuple[int, int, int]:
-    """Check a seed; (told by verify, refused at the start, unharmed and not told). Names the seed of a failure."""
+    """Check a seed. Return (reported by verify, refused at the start, harmless and unreported). Name a failing seed."""
     seeds.hide_warnings()
     try:
         outcome = check(seed)

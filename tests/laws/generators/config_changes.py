@@ -1,9 +1,10 @@
-"""Runs that are stopped, changed and started again, against a naive oracle of the mixed run.
+"""Runs that restart with changed configs, compared with a naive oracle.
 
-    python -m tests.laws.generators.config_changes --runs 2000                    # prints the seed of a run that fails
+    python -m tests.laws.generators.config_changes --runs 2000                    # prints the seed of a failing run
 
-The oracle follows rows one by one: before a change by the former config, after it by the new one. An aggregation that was
-added counts the rows from then on. It shares the plain aggregations with `naive_oracle.py`, and nothing with `slackwater`.
+The oracle processes rows one by one: by the old config before a change, and by the new one after it. An added
+aggregation counts only rows after the change. The oracle shares the plain aggregations with `naive_oracle.py`, but no
+code with `slackwater`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ KNOWN: Mapping[str, tuple[str, str | None]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """What a run is described by, in milliseconds."""
+    """Settings of a run. Times are in milliseconds."""
 
     kind: str
     gap: int = 5
@@ -52,12 +53,12 @@ class Config:
 
     @property
     def late_from(self) -> int:
-        """How far behind the newest event the watermark is: `final` waits for late rows before it emits."""
+        """Distance of the watermark from the newest event. `final` also waits for late rows before it emits."""
         return self.lateness + (self.allowed or 0 if self.emit == "final" else 0)
 
     @property
     def kept_for(self) -> int:
-        """How long the watermark has to be past a window until it is gone."""
+        """Time for which a window is retained after the watermark has closed it."""
         return 0 if self.emit == "final" else self.allowed or 0
 
     @property
@@ -85,11 +86,11 @@ def _aggregation(name: str) -> Aggregation:
 
 @dataclass
 class HeldWindow:
-    """A window or session: its rows with the number of the config that they were read under."""
+    """A window or session. Each row has the number of the config under which it was read."""
 
     rows: list[tuple[int, naive_oracle.Row]]
-    emitted_starts: set[int] = field(default_factory=set)  # the starts under which the target has it
-    same: bool = False  # the target has it as it stands
+    emitted_starts: set[int] = field(default_factory=set)  # window starts of its rows in the target
+    same: bool = False  # the target contains its current result
 
     @property
     def start(self) -> int:
@@ -102,13 +103,13 @@ class HeldWindow:
 
 @dataclass
 class MixedOracle:
-    """The oracle. Times in microseconds; the cap is out of reach."""
+    """Oracle of a run with changing configs. Times are in microseconds. Sessions never reach the cap."""
 
     config: Config
     number: int = 0
-    since: dict[str, int] = field(default_factory=dict)  # aggregation -> the config that it was added in
+    since: dict[str, int] = field(default_factory=dict)  # aggregation -> number of the config that added it
     watermark: int | None = None
-    gone: int | None = None  # windows that close at or before it stay gone
+    gone: int | None = None  # windows that close at or before it are never opened again
     rows_from: int | None = None
     newest: dict[str, int] = field(default_factory=dict)  # by source
     late: list[naive_oracle.Row] = field(default_factory=list)
@@ -141,7 +142,7 @@ class MixedOracle:
     def advance(self, rows: Sequence[naive_oracle.Row]) -> None:
         for row in rows:
             self.newest[row["source"]] = max(row["ts"], self.newest.get(row["source"], row["ts"]))
-        if len(self.newest) == len(self.config.sources):  # one that was not heard of yet holds the watermark
+        if len(self.newest) == len(self.config.sources):  # a source without rows holds the watermark
             ahead = min(self.newest.values()) - self.config.late_from * MS
             self.watermark = ahead if self.watermark is None else max(ahead, self.watermark)
 
@@ -151,7 +152,7 @@ class MixedOracle:
 
     @property
     def table(self) -> Table:
-        """What the target of this config has got."""
+        """Rows in the target of this config."""
         return self.held.setdefault(self.config.target, {})
 
     def tell(self, key: Any, held: HeldWindow, start: int, end: int) -> None:
@@ -170,7 +171,7 @@ class MixedPaneOracle(MixedOracle):
         self.windows: dict[tuple[Any, int], HeldWindow] = {}
 
     def change(self, config: Config) -> None:
-        """To `updates` all windows that are held come out again, from it the open ones do when they close."""
+        """Emit retained windows again on a change to `updates`, and open ones at their close on a change from it."""
         was, now = self.config.emit == "updates", config.emit == "updates"
         super().change(config)
         for (_, start), window in self.windows.items() if was != now else ():
@@ -211,14 +212,14 @@ class MixedSessionOracle(MixedOracle):
         return self.config.gap * MS
 
     def change(self, config: Config) -> None:
-        """An open session ends elsewhere with another gap: what the target has of it is not what it is any more."""
+        """Another gap moves the end of an open session, so its row in the target is outdated."""
         gap, watermark = self.gap, self.watermark
         super().change(config)
         for key, held in self.open.items():
             for session in held:
                 session.same &= gap == self.gap or (watermark is not None and session.last + gap < watermark)
             sessions = self.joined(held)
-            # what the target has, and is not to be kept so long any more, is gone at once
+            # drop emitted sessions at once if the new config retains them for less time
             gone = [s for s in sessions if s.same and self.horizon is not None and self.horizon > s.last + self.gap]
             self.open[key] = [s for s in sessions if s not in gone]
             for session in gone:
@@ -295,7 +296,7 @@ KINDS_OF_CHANGE = ("add", "remove", "lateness", "late", "shards", "emit", "targe
 
 
 def change_config(chance: random.Random, config: Config) -> Config:
-    """The config with one to three things changed."""
+    """Return the config with one to three random changes."""
     for _ in range(chance.randrange(1, 4)):
         change_kind = chance.choice([*KINDS_OF_CHANGE, *(["gap"] * 3 if config.kind == "session" else [])])
         if change_kind == "add":
@@ -321,7 +322,7 @@ def change_config(chance: random.Random, config: Config) -> Config:
 
 
 def make_script(seed: int, kind: str, crashes: bool = False) -> tuple[Config, list[Any]]:
-    """The first config; then rows per epoch, and configs where the run is stopped and changed."""
+    """Return the first config and a script: rows per epoch, and configs with which the run restarts."""
     chance, now, number = random.Random(seed), 0, 0
     first = config = Config(kind, lateness=chance.choice([0, 3, 12]), allowed=chance.choice([None, None, 6, 25]))
     items: list[Any] = []
@@ -347,7 +348,7 @@ def make_script(seed: int, kind: str, crashes: bool = False) -> tuple[Config, li
 
 
 def check_run(seed: int, kind: str, crashes: bool = False, **settings: Any) -> LocalResult:
-    """Run it, and the oracle; both must hold the same table, and have the same rows late."""
+    """Run a seed and the oracle. Both must have the same tables and the same number of late rows."""
     first, items = make_script(seed, kind, crashes)
     oracle: MixedOracle = MixedSessionOracle(first) if kind == "session" else MixedPaneOracle(first)
     script: list[Any] = []
@@ -374,12 +375,12 @@ def check_run(seed: int, kind: str, crashes: bool = False, **settings: Any) -> L
 
 
 def source_of(row: naive_oracle.Row, config: Config) -> str:
-    """The source that a row is from: the first does not bring all, and another may not be heard of for long."""
+    """Return the source of a row. All sources have rows, but a source may be silent for long."""
     return config.sources[row["ts"] // MS % 7 % len(config.sources)]
 
 
 def table(rows: Sequence[naive_oracle.Row], gone: Sequence[naive_oracle.Row], columns: Sequence[str]) -> list[Any]:
-    """What a target holds in the end, of these columns."""
+    """Return these columns of the final rows of a target."""
     rows_by_key: Table = {}
     dead = [{**r, "_gone": True} for r in gone]
     for row in sorted([*dead, *rows], key=lambda r: (r["_epoch"], not r.get("_gone"))):
@@ -396,7 +397,7 @@ def plain(table: Table, columns: Sequence[str]) -> list[Any]:
 
 
 def check_seed(seed: int) -> tuple[int, int]:
-    """Check a seed of each kind by turns, every other one with deaths. Names the seed of a failure."""
+    """Check a seed. The kind of window rotates, and every other seed has kills. An error names the seed."""
     seeds.hide_warnings()
     kind, crashes = ("session", "tumbling", "hopping")[seed % 3], seed % 2 == 0
     try:

@@ -1,4 +1,4 @@
-"""Windows, rows, batches and scripts for laws of the contract, and the checks that hold for each of their results."""
+"""Windows, rows, batches and scripts for the laws of the contract, and checks for every result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spec_of(
 
 
 def window_of(spec: naive_oracle.Spec, **more: Any) -> Window:
-    """Return the window of a spec as a user writes it."""
+    """Return the window of a spec in the form that a user writes."""
     shape = {
         "session": {"gap_ms": spec.gap_us // MS, "max_session_duration_ms": spec.cap_us // MS},
         "tumbling": {"duration_ms": spec.duration_us // MS, "max_groups_per_window": 1000},
@@ -68,7 +68,7 @@ def window_of(spec: naive_oracle.Spec, **more: Any) -> Window:
 
 
 def table(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Rows to compare: sorted, without session ids and epochs, NaN as a word, zero without a sign."""
+    """Return rows in a comparable form: sorted, without session ids and epochs, NaN as a word, zero without a sign."""
     drop = ("session_id", "_epoch")
     return sorted(
         repr(sorted((k, naive_oracle.hashable_value(v)) for k, v in r.items() if k not in drop)) for r in rows
@@ -83,7 +83,7 @@ def check_row_count(result: LocalResult, rows_in: int, bad: int = 0) -> None:
 
 
 def check_order(result: LocalResult, keys: Sequence[str]) -> None:
-    """Rows of one epoch: (window_start, keys; NULL first, NaN last); epochs ascend."""
+    """Check that rows are sorted by epoch, window start and keys, with NULL first and NaN last."""
     got = [(r["_epoch"], r["window_start"], *(naive_oracle.sort_rank(r[k]) for k in keys)) for r in result.rows]
     assert got == sorted(got)
 
@@ -93,7 +93,7 @@ def check_identities(result: LocalResult, keys: Sequence[str]) -> None:
     assert len(set(names)) == len(names), "one identity was emitted twice"
 
 
-# -- what the rows are made of ---------------------------------------------------------------------------------------
+# -- values of the rows -----------------------------------------------------------------------------------------------
 
 VALUES: dict[str, tuple[str, list[Any]]] = {
     "i": ("int", [None, 0, 7, -(1 << 31), (1 << 31) - 1]),
@@ -144,7 +144,7 @@ STEP_US = st.sampled_from(
 
 @st.composite
 def ascending(draw: st.DrawFn, most: int = 24, values: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Rows in event-time order from before 1970 on; `id` is a power of two, so that a sum names its rows."""
+    """Draw rows in event-time order, some before 1970. `id` is a power of two, so a sum identifies the rows."""
     time_us = draw(st.sampled_from([-60 * MS, -(CAP + 1) * MS, -1, 0, OFFSET * MS, 3 * MS]))
     rows = []
     for n in range(draw(st.integers(1, most))):
@@ -156,21 +156,21 @@ def ascending(draw: st.DrawFn, most: int = 24, values: Sequence[str] = ()) -> li
 
 @st.composite
 def cut(draw: st.DrawFn, rows: Sequence[Any]) -> list[list[Any]]:
-    """Micro-batches, some of them empty."""
+    """Draw micro-batches, some of them empty."""
     edges = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=6)))
     return [list(rows[a:b]) for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
 
 
 @st.composite
 def jittered(draw: st.DrawFn, rows: Sequence[Any], lateness_ms: int) -> list[Any]:
-    """An arrival order in which no row is behind `newest seen - lateness`."""
+    """Draw an arrival order in which no row is behind `newest seen - lateness`."""
     delay = draw(st.lists(st.integers(0, lateness_ms * MS), min_size=len(rows), max_size=len(rows)))
     return [r for _, r in sorted(zip(delay, rows, strict=True), key=lambda p: p[0] + p[1]["ts"])]
 
 
 @st.composite
 def two_sources(draw: st.DrawFn, rows: Sequence[Any], quiet: bool = True) -> list[RowsInput | Quiet]:
-    """A script over sources a and b: batches of either or both, empty ones, and quiet times around the idleness."""
+    """Draw a script over sources a and b: batches of one or both, empty batches, and quiet times near the idleness."""
     script: list[RowsInput | Quiet] = []
     for batch in draw(cut(rows)):
         a = [r for r in batch if draw(st.booleans())]

@@ -1,4 +1,4 @@
-"""Seeded runs of dedup against plain loops: deaths at named steps, other shards, both stores, and batches cut elsewhere.
+"""Seeded runs of dedup against plain loops, with kills at named steps, resharding, both stores and other batches.
 
 within 10, lateness 4     0    5    10   15   20   25   30
 rows of one key           ●    ●    ●         ●              times 0, 5, 10, 20
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Expected:
-    """What a loop gets: the results, and the numbers of late rows and of duplicates."""
+    """The results of a loop, and its numbers of late rows and duplicates."""
 
     results: Counter[str]
     late: int = 0
@@ -61,7 +61,7 @@ def plan_run(seed: int) -> tuple[sw.Dedup, list[Any], int]:
 
 
 def make_row(rng: random.Random, now: int, spread: int) -> dict[str, Any]:
-    """Times around `now`, many of them equal, some of them late."""
+    """Draw a row with a time around `now`. Many times are equal, and some are late."""
     f = rng.choice([0.0, -0.0, float("nan"), 1.5, None])
     ts = MS * (now + rng.randrange(-spread - 3, 12))
     user, tags = rng.choice(["x", "y", None]), rng.choice([None, [], ["t"]])
@@ -69,7 +69,7 @@ def make_row(rng: random.Random, now: int, spread: int) -> dict[str, Any]:
 
 
 def expect(step: sw.Dedup, batches: Iterable[Sequence[Row]]) -> Expected:
-    """Loop over the rows of each batch, in order of time and values, and forget nothing."""
+    """Compute the results with a loop over the rows of each batch, in order of time and values. State never expires."""
     watermark, expected = None, Expected(Counter())
     results: dict[Any, list[int]] = {}
     by_key: dict[Any, list[Row]] = {}
@@ -115,7 +115,7 @@ def same(value: Any) -> Any:
 
 
 def line(row: Row) -> str:
-    """Two rows that differ only in a list are equal here: lists have no order, so either of them may stay."""
+    """Return a row as text, without its list. Dedup may emit either of two rows that differ only in a list."""
     return str([row.get("ts", row.get("_event_ts")), *(same(row[c]) for c in ("user", "f", "id"))])
 
 
@@ -126,7 +126,7 @@ def batches_of(script: Sequence[Any]) -> list[Sequence[Row]]:
 def check_run(
     step: sw.Dedup, script: Sequence[Any], shards: int, store: Callable[[], StateStore] | None = None, name: str = ""
 ) -> LocalResult:
-    """Run a script and compare every row with the loop: in a result, late, or counted as a duplicate."""
+    """Run a script, and compare its results, late rows and duplicates with those of the loop."""
     result = run_local(step, script, SCHEMA, shards=shards, store=store)
     expected = expect(step, batches_of(script))
     assert Counter(map(line, result.rows)) == expected.results, name
@@ -143,7 +143,7 @@ def check_seed(seed: int, store: Callable[[], StateStore] | None = None) -> Loca
 
 
 def cut_elsewhere(rng: random.Random, rows: Sequence[Row]) -> list[Any]:
-    """Put the same rows, in the same order, into other batches, with deaths and restarts between them."""
+    """Split the rows, in their order, into other batches, with kills and restarts between them."""
     script: list[Any] = []
     rest = list(rows)
     while rest:

@@ -1,4 +1,4 @@
-"""One stream under each way to emit, changed while it runs: what comes out of each."""
+"""One stream whose emission mode changes between epochs, and the rows that each mode emits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sessions(**settings: Any) -> Window:
 
 
 def run_window(window: Window, *epochs: list[int], **more: Any) -> LocalResult:
-    """Run over epochs of event times (in ms) of one user."""
+    """Run a window over epochs of event times (in ms) of one user."""
     script = [RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0} for t in times]}) for times in epochs]
     return run_local(window, script, SCHEMA, flush=False, upserts=False, **more)
 
@@ -47,7 +47,7 @@ EMISSION_MODES = {
 
 
 def run_every_emission_mode(kind: str, **store: Any) -> list[list[tuple[Any, ...]]]:
-    """Dropped, then reopened, then updates, then dropped again, each from the state of the one before."""
+    """Return the emitted rows of each config. All configs run on one state, one after the other."""
     make = tumbling if kind == "tumbling" else sessions
     reopen = {"lateness_ms": 2, "late_data": "reopen", "allowed_lateness_ms": 100}
     ways: list[tuple[dict[str, Any], list[int]]] = [

@@ -1,6 +1,8 @@
-"""The law of `updates.py` for `emit = "final"` and `"on_close"`, of sessions near the cap: what has come out after each epoch.
+"""The law of `updates.py` for `emit = "final"` and `"on_close"`: rows emitted after each epoch.
 
-python -m tests.laws.generators.final_results --runs 5000 --seed 1          # prints the seed of a run that fails
+The windows are sessions near the cap.
+
+python -m tests.laws.generators.final_results --runs 5000 --seed 1          # prints the seed of a failing run
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stages in a graph, by seed, with deaths, other shards and quiet times, against the batch answer of each stage in turn.
+"""Seeded stage graphs with kills, shard changes and quiet periods, compared with the batch results of each stage.
 
 a ─┬▶ window ─┐            a ─┐                   a ─▶ window ─┐
    │          ├▶ join      b ─┴▶ join ─┐                       ├▶ window over both
@@ -64,7 +64,7 @@ OF_JOIN = ["left_k", "left_v", "right_v"]
 
 
 def shapes(rng: random.Random) -> list[sw.Stage]:
-    """The stages of a seed; what the last one emits is the answer."""
+    """Return the stages of a seed. The output of the last stage is the result."""
     source_stages = {"left": OF_SOURCE, "right": OF_SOURCE}
     windows = [sw.Stage(name="wa", from_="a", window=window(rng, "k", "v"))]
     windows += [sw.Stage(name="wb", from_=rng.choice(["a", "b"]), window=window(rng, "k", "v"))]
@@ -97,7 +97,7 @@ def shapes(rng: random.Random) -> list[sw.Stage]:
                 *unread,
                 sw.Stage(name="u", from_=both, window=window(rng, "k", "total", last=True)),
             ],
-            lambda: [  # a source next to what a stage emits, in both kinds of stages
+            lambda: [  # a source next to the output of a stage, in both kinds of stages
                 sw.Stage(name="w", from_="a", window=window(rng, "k", "v")),
                 sw.Stage(name="j", join=join(rng, "w", "b", ("k", "k"), {"left": OF_WINDOW, "right": OF_SOURCE})),
                 sw.Stage(name="x", window=window(rng, "left_k", "left_total", last=True)),
@@ -120,7 +120,7 @@ def pipeline(rng: random.Random) -> sw.Pipeline:
 
 
 def batch_answers(stages: Sequence[sw.Stage], source_rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """What each stage makes of all rows at once."""
+    """Compute the output of each stage over all rows at once."""
     rows_by_name = {name: list(rows) for name, rows in source_rows.items()}
     read = stage_inputs(stages, list(source_rows))
     for stage in stages:
@@ -139,7 +139,7 @@ def batch_answers(stages: Sequence[sw.Stage], source_rows: Mapping[str, list[Row
 
 
 def join_rows(spec: sw.Join, left_rows: list[Row], right_rows: list[Row]) -> list[Row]:
-    """By the definition: every pair, then those that found nobody."""
+    """Join by the definition: every pair, then the unmatched rows."""
     (lower, upper), joined_rows = spec.bounds_ms, list[Row]()
     matched: set[tuple[int, int]] = set()
     for i, one in enumerate(left_rows):
@@ -162,7 +162,7 @@ def _side(spec: sw.Join, which: int, row: Row) -> Row:
 
 
 def content(rows: Any, last: sw.Stage) -> list[str]:
-    """The rows of an answer, without what tells only how they came out."""
+    """Return the rows of a result, without the metadata of their emission."""
     if last.join is not None:
         names = [*_side(last.join, 0, {}), *_side(last.join, 1, {})]
         return sorted(repr([r[n] for n in names] + [r["ts"]]) for r in rows)
@@ -208,7 +208,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
     if all(
         len({s.is_stage_output for s in stage_pipeline.sources}) == 1
         for stage_pipeline in spec.stage_pipelines.values()
-    ):  # else it counts both
+    ):  # otherwise the counter includes both kinds of input
         readers = [
             n for stage_pipeline in spec.stage_pipelines.values() for n in every if stage_pipeline.input_paths_from(n)
         ]
@@ -216,7 +216,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
 
 
 def counting_stage(name: str, read: str | list[str], column: str = "v") -> sw.Stage:
-    """A stage of tumbling windows."""
+    """Build a stage of tumbling windows."""
     window = sw.Window(
         kind="tumbling",
         duration_ms=20,
@@ -229,7 +229,7 @@ def counting_stage(name: str, read: str | list[str], column: str = "v") -> sw.St
 
 
 def pipeline_of_stages(*stages: sw.Stage, store: str = "files") -> sw.Pipeline:
-    """A pipeline of these stages over the source a."""
+    """Build a pipeline of these stages over source a."""
     place = {"path": "state"} if store == "files" else {"url": "postgresql:///none"}
     return sw.pipeline(
         name="law",

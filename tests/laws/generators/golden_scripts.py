@@ -1,4 +1,4 @@
-"""One short script per window kind, whose results and late rows are known. Times are in milliseconds."""
+"""One short script per window kind with known results and late rows. Times are in milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stories of joins for the page, and what their rows alone say of them: which wait, and which of these found a partner."""
+"""Random join scenarios for the status page, and the waiting rows and pairs expected from their input rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def open_page(kind: str, script: list[RowsInput], home: Path, **more: Any) -> tu
 
 
 def expected_rows(script: list[RowsInput]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
-    """The rows of each side that entered, each with whether it found a partner; the watermark; and the pairs."""
+    """Return the accepted rows of each side, marked if they have a partner, the watermark, and the number of pairs."""
     newest: dict[str, int] = {}
     watermark: int | None = None
     held: list[list[dict[str, Any]]] = [[], []]

@@ -1,4 +1,4 @@
-"""A window over what a join emits, by seed, against the same two steps in plain loops."""
+"""Compare a random window over the results of a join with the same two steps in plain loops."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python -m tests.laws.generators.joins --runs 5000 --seed 1             # prints the seed of a run that fails
     python -m tests.laws.generators.joins --only 4711                      # one run again
 
-Each seed makes a join, rows of both sides with as much disorder as it likes, micro-batches, silent sources, deaths at
-named steps, shards, and a restart with others.
+Each seed draws a join, rows of both sides in any disorder, micro-batches, silent sources, crashes at named steps, a
+number of shards and a restart with another number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IDLE_MS = 1000
 
 @dataclass(frozen=True)
 class Run:
-    """One seeded run: the join, what came in, and how it was disturbed."""
+    """One seeded run: the join, its input and its disturbances."""
 
     join: Join
     script: tuple[RowsInput | Quiet | Crash, ...]
@@ -38,7 +38,7 @@ class Run:
 
 
 def plan_run(seed: int) -> Run:
-    """The run of a seed."""
+    """Draw the run of a seed."""
     rng = random.Random(seed)
     bounds = rng.choice([{"time_window_ms": rng.choice([0, 4, 12])}, between(rng)])
     late = rng.choice(["drop", "drop", "dlq", "reopen"])
@@ -47,7 +47,7 @@ def plan_run(seed: int) -> Run:
         settings["allowed_lateness_ms"] = rng.choice([0, 5, 30])
     join = _join(rng, bounds, settings)
     script: list[RowsInput | Quiet | Crash] = []
-    dies = rng.random() < 0.6  # a death forgets quiet times that are not committed, which the judge does not know
+    dies = rng.random() < 0.6  # a crash loses uncommitted quiet times, which the oracle does not model
     now_ms = {"a": rng.randint(-50, 20), "b": rng.randint(-50, 20)}
     number = 0
     for _ in range(rng.randint(1, 7)):
@@ -98,7 +98,7 @@ def between(rng: random.Random) -> dict[str, int]:
 
 @dataclass
 class JoinOracle:
-    """Brute force, epoch by epoch: which rows were late, and all pairs of the others."""
+    """Brute force, epoch by epoch: the late rows, and all pairs of the other rows."""
 
     join: Join
     allowed_us: int
@@ -120,7 +120,7 @@ class JoinOracle:
         self.clock.epoch(rows)
 
     def answer(self) -> Counter[str]:
-        """Every pair of rows that match, and on outer sides those that match nobody, as lines."""
+        """Return the matching pairs, and the unmatched rows of outer sides, as counted lines."""
         return Counter(self._line(*pair) for pair in self.pairs())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -167,14 +167,14 @@ class JoinOracle:
         return repr((time_us, *sides))
 
     def keyless(self) -> int:
-        """Rows with no key on sides that come out in pairs only."""
+        """Return the number of rows with a NULL key on inner sides."""
         names = {"a": self.join.left_keys, "b": self.join.right_keys}
         inner = [s for s, outer in zip("ab", self.join.outer, strict=True) if not outer]
         return sum(any(r[k] is None for k in names[s]) for s in inner for r in self.rows_in_time[s])
 
 
 def output_line(row: Mapping[str, Any]) -> str:
-    """A row of the output as the judge writes it."""
+    """Return an output row in the format of the oracle."""
     sides = (
         None if row[f"{side}_id"] is None else (row[f"{side}_id"], row[f"{side}_k"], repr(row[f"{side}_f"]))
         for side in ("left", "right")
@@ -183,7 +183,7 @@ def output_line(row: Mapping[str, Any]) -> str:
 
 
 def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
-    """Run a seed, on the files store unless another is given. Raises AssertionError where a law is broken."""
+    """Run a seed, by default on the files store. Raise AssertionError if a law is broken."""
     run = plan_run(seed)
     result = run_local(
         run.join,
@@ -217,7 +217,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
 
 
 def check_seed(seed: int) -> tuple[int, int]:
-    """Check a seed; (late rows, rows out). Names the seed of a failure."""
+    """Check a seed and return (late rows, rows out). A failure names its seed."""
     seeds.hide_warnings()
     try:
         result = check(seed)

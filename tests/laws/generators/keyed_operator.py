@@ -1,4 +1,4 @@
-"""Seeded runs of an operator by key against a loop that counts: deaths at named steps, other shards, another config, both stores."""
+"""Seeded runs of a keyed operator against a counting loop, with crashes, resharding and config changes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def plan_run(seed: int) -> tuple[Nth, list[Any], int]:
 
 
 def _row(rng: random.Random) -> dict[str, Any]:
-    """Times as they fall, many of them equal."""
+    """Draw a row. Many rows have equal times."""
     f = rng.choice([0.0, -0.0, float("nan"), 1.5, None])
     return {"ts": rng.randrange(8) * 1000, "user": rng.choice(["x", "y", "z", None]), "f": f, "id": rng.randrange(4)}
 
 
 def expected(step: Nth, script: Sequence[Any]) -> Counter[str]:
-    """What a loop lets through: rows are counted in the order of epochs, within one by time, then by their values."""
+    """Return the rows that a counting loop emits. Rows of an epoch are counted by time, then by value."""
     seen, line_counts = Counter[Any](), Counter[str]()
     for item in script:
         if isinstance(item, Restart) and isinstance(item.step, Nth):

@@ -1,11 +1,11 @@
-"""Random graphs of two to six stages, by seed: what a stage emits is never late for the stages that read it.
+"""Seeded random graphs of two to six stages: emitted rows are never late for the stages that read them.
 
 a ─▶ sessions, cut ─┬▶ window ──┐
-b ─▶ join ──────────┘           ├▶ window over both, …       sources fall silent, come late, or come in another order
+b ─▶ join ──────────┘           ├▶ window over both, …       sources fall silent, are late, or change their order
 c ─▶ window ─────────▶ join ────┘
 
-Deaths at kill points, other shards, flushes on the way, and configs that change between two starts. Each stage that reads stages alone
-has to give the batch answer over what those have emitted.
+Runs include kills at kill points, resharding, flushes, and config changes between two starts. A stage that reads only
+stages must give the batch answer over their emitted rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEAR_CAP: dict[str, Any] = {"kind": "session", "gap_ms": 15, "max_session_durati
 
 
 def window(rng: random.Random, is_read: bool, lateness_ms: int, near_cap: bool) -> sw.Window:
-    """A window of any kind; `near_cap`: sessions that reach their cap within the gap."""
+    """Return a random window. `near_cap`: sessions that reach their cap within the gap."""
     shape: dict[str, Any] = (
         NEAR_CAP
         if near_cap
@@ -87,7 +87,7 @@ def join(rng: random.Random, left_source: str, right_source: str, lateness_ms: i
 
 
 def graph(rng: random.Random, lateness_ms: int) -> list[sw.Stage]:
-    """Stages that read sources, and those above them; what no stage reads goes to a target."""
+    """Return random stages. Each reads sources or earlier stages, and the last one reads only stages."""
     count, stages = rng.randrange(2, 7), list[sw.Stage]()
     inputs: list[tuple[str, ...]] = []
     for number in range(count):
@@ -135,7 +135,7 @@ def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
 
 
 def change_stages(rng: random.Random, stages: Sequence[sw.Stage]) -> list[sw.Stage]:
-    """The stages with one setting that may change while there is a state."""
+    """Return the stages with one change that is allowed for an existing state."""
     changed_stages = list(stages)
     for index in rng.sample(range(len(stages)), len(stages)):
         stage = stages[index]
@@ -157,7 +157,7 @@ def change_stages(rng: random.Random, stages: Sequence[sw.Stage]) -> list[sw.Sta
 
 
 def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], read: Sequence[str]) -> list[Row]:
-    """What a stage makes of all rows at once."""
+    """Return the rows that a stage emits for all input rows at once."""
     if stage.join is not None:
         joined_rows = join_rows(stage.join, inputs[stage.join.left_source], inputs[stage.join.right_source])
         return [{"k": r["left_k"], "v": r["left_v"], "r_v": r["right_v"], "ts": r["ts"]} for r in joined_rows]
@@ -166,7 +166,7 @@ def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], read: Sequenc
 
 
 def emitted(stage: sw.Stage, frame: Any) -> list[Row]:
-    """What has come out of a stage, with the event time that it has for the next one."""
+    """Return the emitted rows of a stage, with their event times for the next stage."""
     rows = frame.to_dicts()
     if stage.join is not None:
         return [{**r, "ts": _us(r["_event_ts"])} for r in rows]
@@ -182,7 +182,7 @@ def content(stage: sw.Stage, rows: Sequence[Row]) -> list[str]:
 
 
 def check(seed: int, store: Callable[[], Any] | None = None) -> int:
-    """Run a seed; how many results the last stages gave."""
+    """Run a seed, and return the number of rows that all stages emitted."""
     rng = random.Random(seed)
     is_late, may_change, may_flush = rng.random() < 0.5, rng.random() < 0.3, rng.random() < 0.3
     lateness = rng.choice([0, 10, 40]) if is_late else 0
@@ -214,7 +214,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
                 quiet = rng.choice([600, 1100])
                 test.quiet(quiet)
                 quiet_ms += quiet
-                # the watermark runs on while all sources are silent for `idle_close_ms`: what they send after that is late
+                # the watermark advances while all sources are silent for `idle_close_ms`, and rows after that are late
                 was_behind = was_behind or awake != set(names) or (closes_idle and quiet_ms >= IDLE_CLOSE_MS)
             if rng.random() < 0.1:
                 test.restart(shards=rng.choice([1, 2, 4]))

@@ -1,4 +1,4 @@
-"""Seeded runs of a keyed function with timers against a loop over the rows of each key: deaths, shards, any batches."""
+"""Compare seeded runs of a keyed function with timers, including crashes and resharding, with a loop over each key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 
 def plan_run(seed: int) -> tuple[sw.Keyed, list[Any], int]:
-    """Rows in order of time, cut into random batches."""
+    """Return a step, a script of rows in time order in random batches, and a number of shards."""
     rng = random.Random(seed)
     options = {"every": rng.choice([5, 10]), "most": rng.choice([1, 2, 4])}
     step = sw.Keyed(class_=Reminders, keys=["user"], options=options)
@@ -39,7 +39,7 @@ def plan_run(seed: int) -> tuple[sw.Keyed, list[Any], int]:
 
 
 def expect(options: Mapping[str, int], rows: Iterable[Row]) -> Counter[Any]:
-    """Loop over the rows of each key, and then over the reminders before its next row."""
+    """Return the expected reminders, by a loop over the rows of each key and the reminders before the next row."""
     by_user: dict[Any, list[int]] = {}
     for row in rows:
         by_user.setdefault(row["user"], []).append(row["ts"])

@@ -1,4 +1,4 @@
-"""Dead letters applied again, by seed: after it the target holds the batch answer over all rows."""
+"""Replays of dead letters by seed: after a replay, the target contains the batch result of all rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def window(rng: random.Random, **more: Any) -> Window:
 
 
 def rows(rng: random.Random) -> list[dict[str, Any]]:
-    """Rows in arrival order: times that wander on, with jumps back; `id` is a power of two, so a sum names its members."""
+    """Draw rows in arrival order with jumps back in time. `id` is a power of two, so a sum identifies the rows."""
     now_ms, drawn_rows = rng.randint(-50, 20), list[dict[str, Any]]()
     for n in range(rng.randint(2, 28)):
         now_ms += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
@@ -59,7 +59,7 @@ def rows(rng: random.Random) -> list[dict[str, Any]]:
             {"ts": (now_ms - back) * MS, "u": rng.choice(["a", "a", "b", None]), "id": 1 << n, "f": value}
         )
         if rng.random() < 0.1:
-            drawn_rows.append(dict(drawn_rows[-1], id=0))  # equal rows but for what names them
+            drawn_rows.append(dict(drawn_rows[-1], id=0))  # rows that are equal except for the id
             drawn_rows.append(dict(drawn_rows[-1]))
     return drawn_rows
 
@@ -84,7 +84,7 @@ def plain_lines(rows_: Sequence[Row]) -> list[str]:
 
 
 def table(result: LocalResult, upto: int | None = None) -> list[Row]:
-    """What an upserting target holds."""
+    """Return the content of an upserting target."""
     rows_by_identity: dict[Any, Row] = {}
     for row in sorted([*result.rows, *({**g, "n": None} for g in result.gone)], key=lambda r: r["_epoch"]):
         if upto is not None and row["_epoch"] > upto:

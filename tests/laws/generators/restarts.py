@@ -1,9 +1,10 @@
-"""Random sequences of what happens between the starts of one pipeline: does each start continue what it should, or refuse?
+"""Run random sequences of changes between the starts of one pipeline, and check that each start continues or refuses.
 
     runs ─ state copied, restored ─ renamed ─ target emptied ─ state emptied ─ resharded ─ runs …
 
-Rows are minutes in order, one window each. The oracle is the list of minutes. A start either leads to exactly these rows in the
-target, or it is refused with a cause; then one of the ways out that the refusal names is taken. `plan` has to say the same before.
+Each row is one minute, in order, and has a window of its own. The oracle is the list of minutes. A start either
+produces exactly these rows in the target, or is refused with a cause. After a refusal, the sequence applies one of the
+remedies that the message names. `plan` must predict each refusal.
 
     python -m tests.laws.generators.restarts --runs 300
 """
@@ -56,7 +57,7 @@ CAUSES = (
 
 
 class RestartedRun(LocalPipeline):
-    """A start as `run` makes it, on rows that the test gives; its state and targets are those of the config."""
+    """Starts a pipeline like `run`, on rows of the test, with the state store and the targets of the config."""
 
     def __init__(self, pipeline: sw.Pipeline, shards: int, choice: str | None = None, rebuild: bool = False) -> None:
         self._choice, self._rebuild = choice, rebuild
@@ -112,7 +113,7 @@ class RestartedRun(LocalPipeline):
         self._open = True
 
     def _run_epoch(self, payload: Mapping[str, Any], partitions: Mapping[str, Mapping[str, int]]) -> None:
-        """With offsets, as of a source that seeks."""
+        """Run the epoch with offsets, like a source that can seek."""
         self._batches += 1
         offsets = {"events": KafkaOffsets({"events": {"0": self._batches}})}
         batch = Batch(
@@ -122,12 +123,12 @@ class RestartedRun(LocalPipeline):
 
     @property
     def read(self) -> int:
-        """How many rows the state has read: where it goes on."""
+        """Return the number of rows that the state has read, which is also the position of the next row."""
         return int(self._driver.state.stages[0].counters.get("rows_in", 0))
 
 
 class RestartSequence:
-    """One sequence."""
+    """Runs one random sequence of starts and changes."""
 
     def __init__(self, seed: int, home: Path) -> None:
         self.chance, self.home = random.Random(seed), home
@@ -135,13 +136,13 @@ class RestartSequence:
         self.name, self.formerly, self.names = "counts", None, 0
         self.shards, self.aggregations = 1, ["n"]
         self.minutes = 0
-        self.stored_as: str | None = None  # the name under which there is a state
+        self.stored_as: str | None = None  # the name under which the state is stored, if a state exists
         self.copies: list[tuple[Path, str]] = []
         self.refused: Counter[str] = Counter()
         self.lines: list[str] = []
         self.starts = 0
 
-    # -- the pipeline ------------------------------------------------------------------------------------------------------
+    # -- the pipeline --------------------------------------------------------------------------------------------------
 
     @property
     def pipeline(self) -> sw.Pipeline:
@@ -179,17 +180,17 @@ class RestartSequence:
     def upserts(self) -> bool:
         return self.kind in ("delta", "iceberg")
 
-    # -- starts ------------------------------------------------------------------------------------------------------------
+    # -- starts --------------------------------------------------------------------------------------------------------
 
     def planned(self) -> str | None:
-        """Why `plan` says that a start would be refused."""
+        """Return why `plan` predicts that a start is refused, or None."""
         comparison = plan._compare_with_state(self.pipeline)
         if comparison is None:
             return plan._refusal(self.pipeline)
         return comparison.waits or "; ".join(c.line for c in comparison.with_verdict(REBUILD)) or None
 
     def start(self, choice: str | None = None, rebuild: bool = False, flush: bool = False) -> str | None:
-        """Start, read what is there, and compare the target with the oracle; returns why it was refused."""
+        """Start, read all rows, and compare the target with the oracle. Return the refusal, or None."""
         predicted = self.planned() if choice is None and not rebuild else None
         before = self.rows()
         try:
@@ -216,7 +217,7 @@ class RestartSequence:
         return None
 
     def begin(self, flush: bool = False) -> None:
-        """Start, and where that is refused take one of the exact ways out."""
+        """Start, and after a refusal apply one of the remedies that its message names."""
         for _ in range(4):
             refused = self.start(flush=flush)
             if refused is None:
@@ -230,7 +231,7 @@ class RestartSequence:
     def take_way_out(self, refused: str) -> None:
         self.settled = False
         if "If this pipeline was renamed" in refused:
-            if self.stored_as is None:  # the state is gone: nothing can be taken over
+            if self.stored_as is None:  # without a state, nothing can be taken over
                 self.empty_target()
                 self.settled = self.start(rebuild=True) is None
                 return
@@ -238,10 +239,10 @@ class RestartSequence:
             self.formerly = refused.partition('formerly = "')[2].partition('"')[0] if here else self.stored_as
             assert self.formerly == self.stored_as, "the question names another pipeline"
             return
-        if "another state of" in refused:  # the state is gone: as it was before its first commit
+        if "another state of" in refused:  # without a state, the pipeline is as before its first commit
             moves = (
                 self.kind == "files" and self.names < 2
-            )  # a config names one former name: files of earlier ones would stay
+            )  # a config has one former name: files under earlier names would stay
             if not moves:
                 self.empty_target()
             self.settled = self.start("aside" if moves else None) is None
@@ -262,7 +263,7 @@ class RestartSequence:
 
     settled = False
 
-    # -- what happens ------------------------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------------
 
     def rows(self) -> Counter[int]:
         counts_per_minute: Counter[int] = Counter()
@@ -328,7 +329,7 @@ class RestartSequence:
 
 
 def check_seed(seed: int) -> tuple[int, ...]:
-    """Check one seed: starts that went on, and refusals by their cause."""
+    """Check one seed. Return the number of successful starts, and the number of refusals by cause."""
     seeds.hide_warnings()
     with tempfile.TemporaryDirectory(prefix="slackwater-continued-") as home:
         story = RestartSequence(seed, Path(home))

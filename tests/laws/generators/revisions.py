@@ -1,11 +1,11 @@
-"""Seeded runs of windows that are revised: reopen, final, updates; judged by the plain loops of `naive_oracle.py`.
+"""Seeded runs of revised windows (reopen, final, updates), compared with the plain loops of `naive_oracle.py`.
 
-    python -m tests.laws.generators.revisions --runs 10000 --seed 1        # prints the seed of a run that fails
-    python -m tests.laws.generators.revisions --only 4711                  # one run again
+    python -m tests.laws.generators.revisions --runs 10000 --seed 1        # prints the seed of a failing run
+    python -m tests.laws.generators.revisions --only 4711                  # repeats one run
 
-Each seed makes a window, rows with as much disorder as it likes, micro-batches, deaths at named steps, shards, and a
-restart. The stream with metadata is folded as an upsert target would; the table must be the oracle's over the rows that
-were not late for good.
+Each seed draws a window, disordered rows, micro-batches, kills at named steps, shards, and a restart. The emitted rows
+are folded into a table, as in an upsert target. The table must equal the table of the oracle, which omits rows that are
+too late.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AGGREGATIONS = (("n", "count", None), ("ids", "sum", "id"), ("top", "max", "f"),
 
 @dataclass(frozen=True)
 class Run:
-    """One seeded run: the window, what came in, and how it was disturbed."""
+    """One seeded run: its window, input and faults."""
 
     window: Window
     spec: naive_oracle.Spec
@@ -49,7 +49,7 @@ class Run:
 
 
 def plan_run(seed: int, cap_binds: bool = False) -> Run:
-    """The run of a seed."""
+    """Return the run of a seed."""
     rng = random.Random(seed)
     kind = rng.choice(["session", "session", "tumbling", "hopping"])
     cap = rng.choice([11, 16, 24]) if cap_binds else 100_000
@@ -100,7 +100,7 @@ def plan_run(seed: int, cap_binds: bool = False) -> Run:
 
 
 def _rows(rng: random.Random) -> list[dict[str, Any]]:
-    """Rows in arrival order: times that wander on, with jumps back; `id` is a power of two, so a sum names its members."""
+    """Return rows in arrival order. Times advance and jump back. `id` is a power of two, so a sum names its rows."""
     now_ms, rows = rng.randint(-50, 20), list[dict[str, Any]]()
     for n in range(rng.randint(1, 28)):
         now_ms += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
@@ -120,9 +120,9 @@ def identity(row: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def final_table(result: LocalResult, upto: int | None = None) -> dict[tuple[Any, Any], Mapping[str, Any]]:
-    """The table that a run leaves up to an epoch; each epoch does one thing to an identity.
+    """Return the table of a run up to an epoch. Each epoch changes an identity at most once.
 
-    A target that upserts is told what is gone; one that only adds rows has a row for it.
+    An upsert target receives superseded rows separately. An append-only target receives them as rows.
     """
     table: dict[tuple[Any, Any], Mapping[str, Any]] = {}
     revisions: dict[tuple[Any, Any], int] = {}
@@ -161,7 +161,7 @@ def sorted_contents(rows: Any) -> list[str]:
 
 
 class RevisionOracle:
-    """The oracle of a run, one epoch after the other."""
+    """Oracle of a run, which advances epoch by epoch."""
 
     def __init__(self, run: Run) -> None:
         self.panes = run.spec.kind != "session"
@@ -178,7 +178,7 @@ class RevisionOracle:
 
 
 def check(seed: int, cap_binds: bool = False, store: Callable[[], StateStore] | None = None) -> LocalResult:
-    """Run a seed, on the files store unless another is given. Raises AssertionError where a law is broken."""
+    """Run a seed, by default on the files store. Raises AssertionError if a law is violated."""
     run = plan_run(seed, cap_binds)
     result = run_local(
         run.window,
@@ -207,7 +207,7 @@ def check(seed: int, cap_binds: bool = False, store: Callable[[], StateStore] | 
         check_session_spans(run, table)
         return result
     judge = RevisionOracle(run)
-    epoch_of = {s.counters.rows_in: s.epoch for s in result.statuses if s.rows}  # a death may have kept a status back
+    epoch_of = {s.counters.rows_in: s.epoch for s in result.statuses if s.rows}  # a kill may have suppressed a status
     came = 0
     for rows in run.epochs:
         judge.epoch(rows)
@@ -222,7 +222,7 @@ def check(seed: int, cap_binds: bool = False, store: Callable[[], StateStore] | 
 
 
 def check_session_spans(run: Run, table: Mapping[Any, Mapping[str, Any]]) -> None:
-    """Sessions of a key that may be cut: none overlaps another, none reaches the cap, each holds what lies in it."""
+    """Check the sessions of each key: none overlaps another, none reaches the cap, and each starts at a row."""
     by_id = {r["id"]: r for rows in run.epochs for r in rows}
     for user in {u for _, u in table}:
         held = []
@@ -237,7 +237,7 @@ def check_session_spans(run: Run, table: Mapping[Any, Mapping[str, Any]]) -> Non
 
 
 def check_seed(seed: int) -> tuple[int, int]:
-    """Check a seed, every fifth with a cap that binds; (late rows, revisions). Names the seed of a failure."""
+    """Check a seed, every fifth with a low cap. Return (late rows, revisions). An error names the seed."""
     seeds.hide_warnings()
     cap_binds = seed % 5 == 0
     try:

@@ -1,4 +1,4 @@
-"""Rows that hypothesis draws, in order of event time, and cuts of them; the windows they meet."""
+"""Hypothesis strategies for rows in event-time order and their micro-batches, and windows for these rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 KINDS = pytest.mark.parametrize("kind", SHAPES)
-# Times cluster where the rules bite: exactly a gap apart, one more, on the cap, on the edges of windows, before 1970.
+# Times cluster at the limits of the rules: exactly a gap apart, one more, at the cap, at window edges, before 1970.
 steps = st.sampled_from([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, CAP - GAP, CAP - 1, CAP, 40])
 
 
 @st.composite
 def ordered_rows(draw: st.DrawFn, most: int = 30) -> list[dict[str, Any]]:
-    """Rows in event-time order; `id` is a power of two, so that a sum of ids names its members."""
+    """Draw rows in event-time order. `id` is a power of two, so that a sum of ids identifies its rows."""
     time_ms = draw(st.integers(-60, 20))
     rows = []
     for n in range(draw(st.integers(1, most))):
@@ -50,7 +50,7 @@ def ordered_rows(draw: st.DrawFn, most: int = 30) -> list[dict[str, Any]]:
 
 @st.composite
 def splits(draw: st.DrawFn, rows: Sequence[Any]) -> list[list[Any]]:
-    """The rows cut into micro-batches, some of them empty."""
+    """Split the rows into micro-batches, some of them empty."""
     edges = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=6)))
     return [list(rows[a:b]) for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
 

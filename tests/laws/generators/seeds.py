@@ -1,4 +1,4 @@
-"""Thousands of seeded runs from the command line."""
+"""Command line for thousands of seeded runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 
 def hide_warnings() -> None:
-    """Late rows are what the runs are about; they need no line each."""
+    """Hide warnings, because seeded runs have many late rows, and each would log a line."""
     logging.getLogger("slackwater").setLevel(logging.ERROR)
 
 
 def prepare_process() -> None:
-    """This process makes thousands of temporary directories: in memory, where the machine has a place for that."""
+    """Relax garbage collection, and place the thousands of temporary directories in /dev/shm if it is writable."""
     gc.freeze()
     gc.set_threshold(50_000)
     if os.access("/dev/shm", os.W_OK):
@@ -27,7 +27,7 @@ def prepare_process() -> None:
 
 
 def main(checked: Callable[[int], tuple[int, ...]], about: str, counted: Sequence[str], runs: int) -> None:
-    """Check seeds in as many processes as there are cores; `counted` names what `checked` returns."""
+    """Check seeds in one process per core. `counted` names the numbers that `checked` returns."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--runs", type=int, default=runs)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,11 +1,12 @@
-"""The step of sessions by the walk against the former one by whole arrays: the same state, counts and late rows, seed by seed.
+"""Compare the session step by the walk with the former step by whole arrays: state, counts and late rows of each seed.
 
     python -m tests.laws.generators.session_steps --runs 100000 --seed 1        # prints the seed of a run that fails
-    python -m tests.laws.generators.session_steps --only 4711                   # one run again
+    python -m tests.laws.generators.session_steps --only 4711                   # repeats one run
 
-Each seed makes a window (mostly with a cap barely above its gap; every way to emit and to treat late rows; gaps of rows' own),
-keys with hashes of their own, a few shared ones or one for all, and epochs of rows on the edges, some far behind. Both steps get
-the same units; the run goes on with what the walk made of them, through emission.
+Each seed makes a window, keys, and epochs of rows. Most windows have a cap slightly above the gap. All emit modes,
+late-data modes and gaps from rows occur. Keys have distinct hashes, a few shared hashes or one common hash. Rows lie on
+the edges of sessions, and some are far behind. Both steps get the same units, and the run continues with the units of
+the walk through emission.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ AGGREGATIONS = (
 
 
 def plan_logic(rng: random.Random) -> CompiledSessionWindow:
-    """A session window that may be of a changed pipeline."""
+    """Return a session window, which may belong to a changed pipeline."""
     gap, cap = rng.choice(NEAR)
     late, emit = rng.choice(["reopen", "reopen", "drop", "standalone"]), rng.choice(["on_close", "final", "updates"])
     settings: dict[str, Any] = {"lateness_ms": 0, "late_data": late, "emit": emit, "emit_metadata": True}
@@ -78,12 +79,12 @@ def plan_logic(rng: random.Random) -> CompiledSessionWindow:
 def draw_rows(
     rng: random.Random, logic: CompiledSessionWindow, now: int, hashes: int, extra: bool, dense: bool
 ) -> pl.DataFrame:
-    """Lifted rows of one epoch, whose times wander on from `now` (ms) with jumps back; `dense`: most of them in long runs."""
+    """Return the lifted rows of one epoch. Times advance from `now` (ms) with jumps back. `dense` makes long runs."""
     gap, cap = logic.gap_us // MS or 7, logic.cap_us // MS
     steps = [0, 0, 1, 2, gap - 1, gap, gap + 1, max(cap - gap, 0), cap - 1, cap, 40]
     backs = [0, 0, 0, 0, 1, gap, gap + 1, cap, 2 * cap, 80]
     users = ["a", "a", "b", None, "c"][: rng.randint(1, 5)]
-    if dense:  # rows behind the watermark fall into them
+    if dense:  # rows behind the watermark fall into the long runs
         steps, backs, users = [0, 1, 2, gap - 1, gap], [0, 0, gap, cap, 2 * cap], ["a"]
     rows = []
     for n in range(rng.choice([1, 2, 5, 12, 30, 90])):
@@ -118,7 +119,7 @@ def select_units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
 
 
 def replace_units(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
-    """The state with `new` in the place of these units."""
+    """Return the state with `new` in place of the units with these hashes."""
     unchanged = state.filter(~pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
     return pl.concat([unchanged, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
 
@@ -126,7 +127,7 @@ def replace_units(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) ->
 def build_state_by_arrays(
     logic: CompiledSessionWindow, unit: IntervalBatch, floors: np.ndarray, watermark: int
 ) -> pl.DataFrame:
-    """`sessions.build_session_state` as emission asks for it, the same as by whole arrays."""
+    """Call `build_session_state` for emission, and check the result against whole arrays."""
     built = build_session_state(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
     np.minimum.at(first, unit.key, unit.start)
@@ -140,7 +141,7 @@ def build_state_by_arrays(
 
 
 def drop_expired_by_arrays(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """`drop_expired`, the same as by whole arrays."""
+    """Call `drop_expired`, and check the result against whole arrays."""
     if state.is_empty():
         return state
     retained, horizon = logic.drop_expired(state, watermark), logic.horizon(watermark)
@@ -152,7 +153,7 @@ def drop_expired_by_arrays(logic: CompiledSessionWindow, state: pl.DataFrame, wa
 
 
 def sort_units(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of units as they are, which are in order of their hashes, and no other within a unit."""
+    """Sort the rows of units. Units are in order of their hashes, but the rows within a unit have no order."""
     assert rows["__h"].is_sorted()
     by = [c for c, dtype in rows.schema.items() if not isinstance(dtype, pl.List)]
     return rows.sort(by, nulls_last=False)
@@ -186,7 +187,7 @@ def assert_same_emission(seed: int, epoch: int, whole: EmitResult, parts: EmitRe
 
 
 def check_seed(seed: int) -> tuple[int, int, int, int]:
-    """Run a seed; how many epochs and rows, how many of these late, how many refused."""
+    """Run a seed. Return the numbers of epochs, rows, late rows and refused rows."""
     seeds.hide_warnings()
     rng = random.Random(seed)
     logic = plan_logic(rng)

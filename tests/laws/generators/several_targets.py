@@ -1,6 +1,6 @@
-"""One source into several targets of different stages, by seed, with deaths, targets that are down, come and go.
+"""Seeded runs of one source into several targets, with crashes, unavailable targets and a removable target.
 
-rows ─▶ w0 ─▶ w1 ─▶ w2          each of t0, t1, t2 holds the batch answer of its stage; "some" what came while it was there
+rows ─▶ w0 ─▶ w1 ─▶ w2          t0, t1, t2 hold the batch answer of their stage; "some" holds the epochs of its presence
         └▶ t0 └▶ t1 └▶ t2
 """
 
@@ -24,7 +24,7 @@ FIXED = ("t0", "t1", "t2")
 
 
 def pipeline(seed: int, some: bool = True) -> sw.Pipeline:
-    """Draw the pipeline of a seed. `some`: whether it has the target "some"."""
+    """Draw the pipeline of a seed. With `some`, the pipeline has the target "some"."""
     rng = random.Random(seed)
     windows = [
         draw_window(rng, ["k", "p"], "v", False),
@@ -55,7 +55,7 @@ class SeveralTargetsRun:
     seed: int
     store: Callable[[], Any] | None = None
     every: list[dict[str, Any]] = field(default_factory=list)
-    present_epochs: set[int] = field(default_factory=set)  # the epochs that "some" was there for
+    present_epochs: set[int] = field(default_factory=set)  # the epochs with the target "some"
     now_ms: int = 0
 
     def run(self) -> None:
@@ -96,7 +96,7 @@ class SeveralTargetsRun:
         if down is None:
             test.pipe({"rows": rows})
             return
-        test._faults.step = None  # one accident at a time
+        test._faults.step = None  # one failure at a time
         test.target(down).down = True
         before = {n: test.target(n).last for n in test.result().tables}
         try:
@@ -112,7 +112,7 @@ class SeveralTargetsRun:
             test.target(down).down = False
 
     def back(self, test: LocalPipeline, rng: random.Random, down: str, present: bool) -> bool:
-        """The target is there again, for the same process or for a new one; a config without it may not start before."""
+        """Bring the target back, for the same or a new process. A config without the target cannot start before."""
         waits = f"epoch {test.epoch} is committed but not yet published"
         if down == "some" and rng.random() < 0.5:
             with pytest.raises(StartError, match=waits):

@@ -1,4 +1,4 @@
-"""Windows of ten seconds of each kind, and rows at given seconds."""
+"""Ten-second windows of each kind, and rows at chosen seconds."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Seeded looks into states: what a view shows of a state is what comes out of it if no row comes any more.
+"""Seeded checks of state views: a view shows the rows that are emitted if no more rows arrive.
 
-    python -m tests.laws.generators.state_views --runs 2000 --seed 1          # prints the seed of a run that fails
-    python -m tests.laws.generators.state_views --only 4711                   # one run again
+    python -m tests.laws.generators.state_views --runs 2000 --seed 1          # prints the seed of a failing run
+    python -m tests.laws.generators.state_views --only 4711                   # repeats one run
 
-The runs are those of `revisions`. Each is made twice: once to the end with a flush, which gives the table that everything
-ends in, and once without, whose state is looked at.
+The runs are those of `revisions`. Each seed runs twice: with a flush, which gives the final table, and without one,
+which leaves the state for the view.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Make = Callable[[], StateStore]
 
 
 def check(seed: int, cap_binds: bool = False, store: Make | None = None) -> tuple[int, int]:
-    """Run a seed; (open windows, retained windows) that were looked at. Raises AssertionError where a law is broken."""
+    """Run a seed. Return the checked (open windows, retained windows). Raises AssertionError if a law is violated."""
     run = revisions.plan_run(seed, cap_binds)
     run_options: dict[str, Any] = {"shards": run.shards, "reshard_after": run.reshard_after, "upserts": run.upserts}
     table = revisions.final_table(run_local(run.window, run.script, revisions.SCHEMA, **run_options))
@@ -71,7 +71,7 @@ def _us(timestamp: Any) -> int:
 
 
 def _latest_close(run: revisions.Run, row: Mapping[str, Any]) -> int:
-    """The watermark that closes a window at the latest: a session that was cut closes at start + cap."""
+    """Return the latest watermark that closes a window. A cut session closes at start + cap."""
     if run.spec.kind != "session":
         return int(row["window_end"])
     if row["_emit_reason"] == "cap":
@@ -80,7 +80,7 @@ def _latest_close(run: revisions.Run, row: Mapping[str, Any]) -> int:
 
 
 def check_seed(seed: int) -> tuple[int, int]:
-    """Check a seed, every fifth with a cap that binds. Names the seed of a failure."""
+    """Check a seed, every fifth with a low cap. An error names the seed."""
     seeds.hide_warnings()
     cap_binds = seed % 5 == 0
     try:

@@ -1,4 +1,4 @@
-"""Pipelines of several stages, drawn by seed, in the middle of their rows."""
+"""Seeded pipelines of several stages that stop before the end of their input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.testing.local_pipeline import LocalPipeline
 
 
 def run_unfinished(seed: int, store_dir: str | None = None) -> LocalPipeline:
-    """One of them; `store_dir`: where its state lies."""
+    """Run the pipeline of a seed without a final flush. `store_dir` is the directory of its state."""
     rng = random.Random(seed)
     test, now_ms = LocalPipeline(pipeline(rng), SCHEMA, shards=2, capture_losses=False, state_dir=store_dir), 0
     for _ in range(rng.randrange(2, 6)):

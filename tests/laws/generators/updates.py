@@ -1,15 +1,16 @@
-"""After each epoch the target is what the definition says of that commit: seeded runs, judged by the loops of `epoch_oracle.py`.
+"""Seeded runs whose target must match the window definition after each epoch, as computed by `epoch_oracle.py`.
 
-    python -m tests.laws.generators.updates --runs 5000 --seed 1        # emit = "updates"; prints the seed of a run that fails
-    python -m tests.laws.generators.updates --only 4711                 # one run again
+    python -m tests.laws.generators.updates --runs 5000 --seed 1        # emit = "updates"; prints a failing seed
+    python -m tests.laws.generators.updates --only 4711                 # repeats one run
     python -m tests.laws.generators.final_results --runs 5000                   # the same law for emit = "final" and "on_close"
 
 Each seed makes a window (mostly sessions whose cap is barely above their gap), rows on the edges, several keys and epochs,
-deaths at named steps, other numbers of shards after a death or a stop, and a target that replaces rows or only adds them.
-After every item of the script, and after the flush, the target's table is compared with the model's: which windows it holds,
-and of each the keys, `window_end`, aggregates, `session_id` being there, `_final_at` and `_revision`, and whether `_emit_reason` says
-open, closed or cut. With it: nothing is emitted again unchanged, nothing is superseded that was not there, the late rows are
-those of the model.
+crashes at named steps, changed shard counts after a crash or a stop, and a target that replaces rows or only adds them.
+
+After every item of the script, and after the flush, the table of the target is compared with the table of the model:
+the windows, and for each window the keys, `window_end`, aggregates, `_final_at`, `_revision`, and whether
+`_emit_reason` says open, closed or cut. A run also fails if it emits an unchanged row again, supersedes a missing
+window, or counts another number of late rows than the model.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Item = RowsInput | Quiet | Crash | Restart
 
 @dataclass(frozen=True)
 class Run:
-    """One seeded run: the window, what came in, and how it was disturbed."""
+    """One seeded run: the window, its input and its disturbances."""
 
     window: Window
     model: EpochOracle
@@ -48,7 +49,7 @@ class Run:
 
 
 def plan_run(seed: int, emits: Sequence[str] = ("updates",), kinds: Sequence[str] = ()) -> Run:
-    """The run of a seed."""
+    """Build the run of a seed."""
     rng = random.Random(seed)
     kind = rng.choice(kinds or ("session", "session", "session", "dynamic", "tumbling", "hopping"))
     gap, cap = rng.choice(NEAR)
@@ -105,7 +106,10 @@ def plan_run(seed: int, emits: Sequence[str] = ("updates",), kinds: Sequence[str
 
 
 def _rows(rng: random.Random, gap: int, cap: int, dynamic: bool) -> Iterator[dict[str, Any]]:
-    """In arrival order: times that wander on and jump back, by steps on the edges; `id` is a power of two, so a sum names its rows."""
+    """Yield rows in arrival order, with times that advance and jump back by steps near the edges of windows.
+
+    `id` is a power of two, so that a sum identifies its rows.
+    """
     now_ms, users = rng.randint(-50, 20), rng.choice([["a"], ["a", "a", "b"], ["a", "b", "c", None]])
     edges = [0, 1, 1, 2, gap - 1, gap, gap + 1, cap - gap, cap - 1, cap, cap + 1]
     steps = [e for e in edges for _ in range(rng.choice([0, 1, 1, 3]))] + [1, gap, 4 * cap]
@@ -123,7 +127,11 @@ def _cut(rng: random.Random, rows: list[Any]) -> list[list[Any]]:
 
 
 def _disturbed(rng: random.Random, batches: Sequence[list[Any]], timed: bool) -> Iterator[Item]:
-    """`timed`: what is open waits for its time. The start over with other shards, which looks again, is seen at stops only."""
+    """Yield the batches with crashes, quiet periods and restarts.
+
+    With `timed`, open windows wait for their emit interval. A start with another shard count checks them early.
+    The model detects such a start only at a `Restart`, so crashes do not change the shard count.
+    """
     troubled = rng.random() < 0.5
     for rows in batches:
         if troubled and rng.random() < 0.3:
@@ -137,7 +145,7 @@ def _disturbed(rng: random.Random, batches: Sequence[list[Any]], timed: bool) ->
 
 
 def check(run: Run, store: Callable[[], StateStore] | None = None) -> LocalResult:
-    """Run it, on the files store unless another is given. Raises AssertionError where the law is broken."""
+    """Check a run, on the files store by default. Raise AssertionError if the target differs from the model."""
     result = run_local(run.window, run.script, SCHEMA, shards=run.shards, store=store, upserts=run.upserts)
     counters, model, table, came = result.counters, run.model, Table(result), -1
     for item, epoch in zip(run.script, result.epochs, strict=True):
@@ -164,9 +172,9 @@ def check(run: Run, store: Callable[[], StateStore] | None = None) -> LocalResul
 
 
 class Table:
-    """The table that a run leaves, epoch by epoch; each epoch does one thing to an identity.
+    """Target table of a run, epoch by epoch. Each epoch changes an identity at most once.
 
-    A target that upserts is told what is gone; one that only adds rows has a row for it.
+    A target that upserts receives the removed rows separately. An append-only target receives a row for each removal.
     """
 
     def __init__(self, result: LocalResult) -> None:
@@ -195,7 +203,7 @@ class Table:
 
 
 def window_content(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row says of its window."""
+    """Return the columns of a row that describe its window."""
     return {
         k: naive_oracle.hashable_value(v)
         for k, v in row.items()
@@ -223,7 +231,7 @@ def _first_difference(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) ->
 
 
 def check_seed(seed: int, plan: Callable[[int], Run] = plan_run) -> tuple[int, int, int]:
-    """Check a seed; (epochs, late rows, revisions). Names the seed of a failure."""
+    """Check a seed. Return (epochs, late rows, revisions). Name a failing seed."""
     seeds.hide_warnings()
     run = plan(seed)
     try:

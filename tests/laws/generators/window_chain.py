@@ -1,6 +1,6 @@
-"""Windows over what windows emit, three in a row, by seed, with deaths and other shards, against the batch answer of each in turn.
+"""Seeded chains of three windows with crashes and resharding, against the batch result of each window in turn.
 
-rows ─▶ window ─▶ its results, at the last instant of each ─▶ window ─▶ … ─▶ target
+rows ─▶ window ─▶ results, at the last instant of each window ─▶ window ─▶ … ─▶ target
 """
 
 from __future__ import annotations

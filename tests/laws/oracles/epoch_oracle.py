@@ -1,12 +1,14 @@
-"""What the target holds after each epoch, in plain loops over plain rows: the contract for windows that are told again.
+"""Content of the target after each epoch, in plain loops over plain rows: the oracle for windows that are updated.
 
-It shares no code with `slackwater`. Times are int microseconds; a row is a dict with `ts`, an `id` that is a power of two,
-and, where rows bring their own gap, `gap_us`. One source, so the watermark is the newest event time minus the lateness.
+The module shares no code with `slackwater`. Times are int microseconds. A row is a dict with `ts`, an `id` that is a
+power of two, and `gap_us` if rows have individual gaps. There is one source, so the watermark is the newest event time
+minus the lateness.
 
-    model = Sessions(spec, lateness_us=0, updates=True)
-    model.epoch(rows); model.target                     # (start, key) -> Told
+    model = SessionOracle(spec, lateness_us=0, updates=True)
+    model.epoch(rows); model.target                     # (start, key) -> EmittedRow
 
-A row of the target is what the definition says of its window at the commit that wrote it last; what no longer exists is gone.
+A row of the target is the result of its window at the commit that last wrote the row. Rows of windows that no longer
+exist are deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Groups = list[list[Row]]
 
 @dataclass(frozen=True)
 class EmittedRow:
-    """A row of the target: its window as it was written last."""
+    """A row of the target, as last written."""
 
     start: int
     end: int
@@ -40,7 +42,10 @@ class EmittedRow:
 
 @dataclass
 class EpochOracle:
-    """What sessions and panes share. `retained_us`: how long what closed may be corrected; `allowed_us`: for `_final_at`."""
+    """The common part of sessions and panes.
+
+    `retained_us` is how long a closed window may be corrected. `allowed_us` is the part of `_final_at` after the end.
+    """
 
     spec: Spec
     lateness_us: int
@@ -63,7 +68,7 @@ class EpochOracle:
         self.advance(max(self.watermark, newest - self.lateness_us))
 
     def quiet(self, us: int) -> None:
-        """Silence: the engine looks whether anything waits to be told."""
+        """Advance the clock without rows, and emit waiting updates if the interval has passed."""
         self.now_us += us
         if self.waiting and self.now_us - self.emitted_us >= self.interval_us:
             self.advance(self.watermark)
@@ -123,7 +128,7 @@ class PaneOracle(EpochOracle):
 
 @dataclass(frozen=True)
 class Session:
-    """Rows that make a session, in groups that stay together; `cut`: the next one begins within what they hold."""
+    """Rows of a session in groups that stay together. `cut`: the next session begins within the reach of the rows."""
 
     groups: Groups
     end: int
@@ -136,13 +141,13 @@ class Session:
 
 @dataclass
 class SessionOracle(EpochOracle):
-    """Sessions with a cap that binds. `held`: per key, groups of rows that stay in one session, whatever comes."""
+    """Sessions with a cap. `held` contains the groups of rows per key that always stay in one session."""
 
     held: dict[Key, Groups] = field(default_factory=dict)
     floor: dict[Key, int] = field(default_factory=dict)
-    revision: dict[int, int] = field(default_factory=dict)  # of the row of the target that held each row last
+    revision: dict[int, int] = field(default_factory=dict)  # by row id, of the target row that last contained the row
 
-    # -- what a set of rows is
+    # -- sessions of a set of rows
 
     def gap(self, row: Row) -> int:
         return int(row.get("gap_us", self.spec.gap_us))
@@ -151,7 +156,7 @@ class SessionOracle(EpochOracle):
         return max(r["ts"] + self.gap(r) for r in group)
 
     def arranged(self, groups: Groups) -> list[Session]:
-        """In event-time order: a gap ends a session, and so does what would make it span the cap."""
+        """Split groups into sessions in event-time order. A gap or a group that would exceed the cap ends a session."""
         clusters: list[tuple[Groups, bool]] = []
         for group in sorted(groups, key=first):
             if clusters:
@@ -171,7 +176,7 @@ class SessionOracle(EpochOracle):
             sessions.append(Session(members, end, cut))
         return sessions
 
-    # -- rows come in
+    # -- input rows
 
     def take(self, rows: Sequence[Row]) -> None:
         for key in {self.key_of(r) for r in rows}:
@@ -184,7 +189,7 @@ class SessionOracle(EpochOracle):
             self.held[key] = groups
 
     def runs(self, groups: Groups) -> list[Groups]:
-        """What touches."""
+        """Return the runs of groups that touch each other."""
         runs: list[Groups] = []
         for group in sorted(groups, key=first):
             if runs and first(group) <= self.reach([r for g in runs[-1] for r in g]):
@@ -194,7 +199,7 @@ class SessionOracle(EpochOracle):
         return runs
 
     def joined(self, run: Groups, new: Sequence[Row]) -> Groups:
-        """The groups that a run becomes."""
+        """Return the groups of a run after the new rows are added."""
         is_new = {r["id"] for r in new}
         held = [g for g in run if g[0]["id"] not in is_new]
         rows = [g[0] for g in run if g[0]["id"] in is_new]
@@ -213,7 +218,7 @@ class SessionOracle(EpochOracle):
         return [g for s in sessions for g in s]
 
     def placed(self, sessions: list[Groups], row: Row) -> None:
-        """A row behind the watermark, into the sessions of its run. The one it joins, and the next, stay whole from then on."""
+        """Add a row behind the watermark to the sessions of a run. The joined session and the next one stay whole."""
         ts, cap = row["ts"], self.spec.cap_us
         before = [s for s in sessions if first(flatten(s)) <= ts]
         earlier = before[-1] if before and ts <= self.reach(flatten(before[-1])) else None
@@ -233,7 +238,7 @@ class SessionOracle(EpochOracle):
         else:
             self.late.append(row)
 
-    # -- sessions come out
+    # -- emitted sessions
 
     def tell(self, early: bool) -> None:
         horizon = self.watermark - self.retained_us
@@ -285,7 +290,7 @@ def flatten(groups: Groups) -> list[Row]:
 
 
 def absorb_groups(groups: Groups) -> Groups:
-    """Groups that lie within the time of another are part of it."""
+    """Merge every group that starts within the time of another group."""
     merged: Groups = []
     for group in sorted(groups, key=lambda g: (first(g), -last(g))):
         if merged and first(group) <= last(merged[-1]):

@@ -1,6 +1,6 @@
-"""The contract in plain loops over plain values: windows, aggregations, and which rows come late, epoch by epoch.
+"""The contract in plain loops over plain values: windows, aggregations and late rows, epoch by epoch.
 
-It shares no code with `slackwater`, so that the two can disagree. Times are int microseconds; a row is a dict with `ts`.
+The oracle shares no code with `slackwater`. Times are int microseconds. A row is a dict with `ts`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXACT = Context(prec=100, rounding=ROUND_HALF_UP)
 
 @dataclass(frozen=True)
 class Spec:
-    """A window as plain values; `aggregations` are (as, agg, column or None)."""
+    """A window as plain values. `aggregations` are tuples (as, agg, column or None)."""
 
     kind: str
     group_by: Sequence[str] = ()
@@ -29,28 +29,28 @@ class Spec:
 
 
 def hashable_value(value: Any) -> Any:
-    """Equal values become one hashable value: NaN equals NaN, -0.0 equals 0.0."""
+    """Map equal values to one hashable value: NaN equals NaN, and -0.0 equals 0.0."""
     if isinstance(value, float):
         return "NaN" if value != value else value + 0.0
     return value
 
 
 def sort_rank(value: Any) -> Any:
-    """Spark's order: NULL, then the values, then NaN."""
+    """Return the rank of a value in Spark's order: NULL, then the values, then NaN."""
     if value is None:
         return (0, 0)
     return (2, 0) if value != value else (1, value)
 
 
 def starts_of(spec: Spec, ts: int) -> list[int]:
-    """Every window start with `start <= ts < start + duration`, ascending."""
+    """Return every window start with `start <= ts < start + duration`, ascending."""
     hop = spec.hop_us or spec.duration_us
     newest = (ts - spec.offset_us) // hop * hop + spec.offset_us
     return [s for s in range(newest - spec.duration_us // hop * hop, newest + 1, hop) if s <= ts < s + spec.duration_us]
 
 
 def batch_answer(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """The batch answer: all rows at once, nothing late."""
+    """Compute the batch answer: all rows at once, none of them late."""
     if spec.kind == "session":
         return sessions(spec, rows)
     return panes(spec, [(row, start) for row in rows for start in starts_of(spec, row["ts"])])
@@ -91,7 +91,7 @@ def _out(spec: Spec, rows: list[Row], start: int, end: int) -> dict[str, Any]:
 
 
 def aggregate(agg: str, column: str | None, rows: Sequence[Row]) -> Any:
-    """One aggregation over one group; all but `count(*)` skip NULLs."""
+    """Compute one aggregation over one group. All but `count(*)` skip NULLs."""
     if column is None:
         return len(rows)
     pairs = [(r["ts"], r[column]) for r in rows if r[column] is not None]
@@ -123,15 +123,17 @@ def aggregate(agg: str, column: str | None, rows: Sequence[Row]) -> Any:
 
 @dataclass
 class JudgingOracle:
-    """Follows the contract row by row over epochs: per-source clocks, one watermark, windows judged by the one before.
+    """Follow the contract row by row over epochs, with a clock per source and one watermark.
+
+    Rows are late against the watermark of the previous epoch.
 
         oracle = JudgingOracle(spec, {"a": 5_000, "b": 0})
         oracle.epoch({"a": rows, "b": rows}); oracle.quiet(60_000_000); oracle.answer()
 
-    `late`: rows late for all their windows. `missed`: (row, window) pairs that were closed. `late_idle`: the late rows of
-    a source that the watermark went on without, because it was idle, and that has not caught up.
+    `late`: rows late for all of their windows. `missed`: number of (row, window) pairs whose window was closed.
+    `late_idle`: late rows of a source that was idle while the watermark advanced and that has not caught up.
 
-    With `idle_close_us` the watermark runs on in the silence of all sources. A step of it is taken when a window closes or
+    With `idle_close_us`, the watermark advances while all sources are silent. It advances when a window closes or
     `checkpoint_us` after the last commit.
     """
 
@@ -140,7 +142,7 @@ class JudgingOracle:
     idleness_us: int = 60_000_000
     idle_close_us: int | None = None
     checkpoint_us: int = 60_000_000
-    allowed_us: int = 0  # windows that closed can be corrected for so long
+    allowed_us: int = 0  # how long closed windows can be corrected
     watermark: int | None = None
     newest: dict[str, int] = field(default_factory=dict)
     quiet_us: dict[str, int] = field(default_factory=dict)
@@ -205,7 +207,7 @@ class JudgingOracle:
             (self.lost.add if behind else self.lost.discard)(source)
 
     def _silence(self) -> int | None:
-        """Where the watermark would run on to, if it does not exist yet."""
+        """Return the watermark after the silence of all sources, or None if it does not advance."""
         quiet = min(self.quiet_us.get(s, 0) for s in self.lateness_us)
         if self.idle_close_us is None or quiet < self.idle_close_us or not self.newest:
             return None
@@ -219,7 +221,7 @@ class JudgingOracle:
     def _advance(self) -> None:
         awake = [s for s in self.lateness_us if self.quiet_us.get(s, 0) < self.idleness_us]
         if not awake or any(s not in self.newest for s in awake):
-            return  # all idle: it stays; one not heard from yet: it holds
+            return  # all idle, or a source without rows yet: the watermark stays
         lowest = min(self.newest[s] - self.lateness_us[s] for s in awake)
         self.watermark = lowest if self.watermark is None else max(self.watermark, lowest)
 
@@ -229,14 +231,14 @@ class JudgingOracle:
 
 @dataclass
 class JudgingSessions:
-    """Follows the contract row by row for sessions of one source whose cap is out of reach: runs, floors and closing.
+    """Follow the contract row by row for uncapped sessions of one source: runs, floors and closing.
 
-    `forget`: drop a key's floor once `wm > floor + gap` and no open session starts at or before `floor + gap`.
+    With `forget`, drop a key's floor once `wm > floor + gap` and no open session starts at or before `floor + gap`.
     """
 
     spec: Spec
     lateness_us: int
-    allowed_us: int = 0  # sessions that closed can be corrected for so long
+    allowed_us: int = 0  # how long closed sessions can be corrected
     forget: bool = True
     watermark: int | None = None
     newest: int | None = None
@@ -274,7 +276,7 @@ class JudgingSessions:
         opened = [min(r["ts"] for r in s) for s in self.open.get(key, [])]
         self.open[key] = []
         for members in (members for members, good in runs if good):
-            # rows before the run's open session must be recent themselves, or they reach back past a forgotten floor
+            # rows before the open session of the run must be recent, or they would reach behind a dropped floor
             first = min((t for t in opened if any(r["ts"] == t for r in members)), default=None)
             remaining = [r for r in members if self._recent(r["ts"]) or (first is not None and r["ts"] >= first)]
             self.late += [r for r in members if r not in remaining]

@@ -1,6 +1,6 @@
-"""The results of a `Window` of a config in simple loops over rows: obviously correct and slow. Every engine must agree.
+"""Compute the results of a config `Window` in simple loops over rows. Every engine must agree with these slow loops.
 
-`naive_oracle.py` also shares no class with Slackwater.
+This oracle uses the config classes of Slackwater. `naive_oracle.py` does not share a class with Slackwater.
 
 Rows are dicts with `ts` (int microseconds), key and value columns. Results are lists of dicts with `window_start` and
 `window_end` in microseconds.
@@ -36,7 +36,7 @@ def canonical_value(value: Any) -> Any:
 
 
 def batch_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the windows of all rows. No row is late."""
+    """Return the windows of all rows, without late rows."""
     rows = list(rows)
     return (
         _session_windows(window, rows)
@@ -187,7 +187,7 @@ def _quantile_index(quantile: float, n: int) -> int:
 
 
 def _sum(values: list[Any]) -> Any:
-    """Return the sum. Floats are added as exact fractions and rounded once; beyond the largest double, it is infinite."""
+    """Return the sum. Floats are added as exact fractions and rounded once, to infinity beyond the largest double."""
     if isinstance(values[0], float) and all(map(math.isfinite, values)):
         return _to_float(sum(map(fractions.Fraction, values), fractions.Fraction(0)))
     with decimal.localcontext(prec=100):  # decimals are added in the context, 28 digits by default
@@ -208,8 +208,8 @@ def _average(values: list[Any]) -> Any:
 def judge_epochs(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[str, Any]], int, int]:
     """Compute tumbling or hopping windows of one source, epoch by epoch.
 
-    For each of its windows, a row is compared with the watermark of the previous epoch. Return the windows, the number
-    of rows that are late for all their windows, and the number of missed (row, window) pairs.
+    Compare each window of a row with the watermark of the previous epoch. Return the windows, the number of rows that
+    are late for all their windows, and the number of missed (row, window) pairs.
     """
     duration, lateness = (window.duration_ms or 0) * 1000, window.lateness_ms * 1000
     watermark, newest = None, None

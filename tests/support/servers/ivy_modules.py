@@ -1,4 +1,4 @@
-"""Programs and modules that the servers of tests consist of, from Maven, in the cache of `slackwater.spark.sessions.spark_jars`."""
+"""Programs and modules of test servers, downloaded from Maven into the cache of `spark_jars`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.spark.sessions import spark_jars
 def modules_from_ivy(name: str, modules: str) -> list[Path]:
     """Return the jars of the modules that an `ivy.xml` lists, and of their dependencies.
 
-    `name`: the name of their folder in the cache. `modules`: the content of the `ivy.xml`, which can also list other
+    `name`: the folder of the jars in the cache. `modules`: the content of the `ivy.xml`, which can also list other
     artifacts.
     """
     return spark_jars.fetch_once(

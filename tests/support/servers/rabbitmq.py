@@ -1,10 +1,10 @@
-"""A RabbitMQ broker for tests, from the Debian package. It listens on free ports of the loopback interface.
+"""RabbitMQ broker for tests, from the Debian package. The broker listens on free ports of the loopback interface.
 
     with RabbitMQ.started() as rabbit:
         rabbit.url                                       # amqp://guest:guest@127.0.0.1:…/%2F
 
-It has a separate port mapper (epmd) and separate files, so that it does not conflict with another broker. It runs as any
-user, including root, and is stopped by process id.
+A separate port mapper (epmd) and separate files avoid conflicts with other brokers. The broker runs as any user,
+including root, and is stopped by process id.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RabbitMQ:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[RabbitMQ]:
-        """Yield a running broker and stop it afterwards. Raises StartError if none is installed or it does not respond."""
+        """Yield a running broker and stop it afterwards. Raise StartError if it is missing or does not respond."""
         if not _INSTALLED.exists():
             raise StartError(f"{_INSTALLED} does not exist; install a RabbitMQ broker: apt-get install rabbitmq-server")
         directory = Path(tempfile.mkdtemp(prefix="slackwater-rabbitmq-"))
@@ -114,5 +114,5 @@ class RabbitMQ:
         self.mapper.stop(signal.SIGKILL)
 
     def end(self) -> None:
-        """Stop the broker cleanly. If it is killed soon after its first start, it loses durable queues."""
+        """Stop the broker cleanly. A broker that is killed soon after the first start loses durable queues."""
         self.process.stop(signal.SIGTERM)

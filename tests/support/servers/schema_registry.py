@@ -24,7 +24,7 @@ from slackwater.testing.services import Process, free_port
 
 @dataclass
 class SchemaRegistry:
-    """The server, which keeps schemas in memory. `url`: the value for `schema_registry`."""
+    """The server, which stores schemas in memory. `url`: the value for `schema_registry`."""
 
     url: str
     process: Process

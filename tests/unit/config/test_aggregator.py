@@ -50,22 +50,22 @@ def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
         (mean_with(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
     ],
 )  # fmt: skip
-def test_an_inconsistent_aggregator_is_refused_in_one_line(aggregator: Any, line: str) -> None:
+def test_inconsistent_aggregator_is_refused_in_one_line(aggregator: Any, line: str) -> None:
     (problem,) = lines(aggregator)
     assert problem.startswith(f"Aggregation: agg: Mean: {line}")
     assert "\n" not in problem
 
 
-def test_a_function_that_is_missing_is_named() -> None:
+def test_missing_aggregator_function_is_reported_by_name() -> None:
     assert lines(Nothing, columns={}) == ("Aggregation: agg: Nothing: does not define lift",)
 
 
-def test_an_aggregator_object_takes_no_options() -> None:
+def test_options_for_an_aggregator_instance_are_refused() -> None:
     expected = "Aggregation: options: applies only if agg is a class, but agg is an instance; pass the class, or remove the options"
     assert lines(Mean(), options={"k": 1}) == (expected,)
 
 
-def test_a_failing_module_is_reported_without_a_stack_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_module_is_reported_without_a_stack_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert problems(swap(BASE, COUNT, 'agg = "failing_module:X"\nas = "x"\n')) == [
@@ -74,7 +74,7 @@ def test_a_failing_module_is_reported_without_a_stack_trace(tmp_path: Path, monk
     ]
 
 
-def test_the_way_through_toml() -> None:
+def test_only_named_aggregators_round_trip_through_toml() -> None:
     text = swap(BASE, COUNT, OWN)
     pipeline = sw.loads(text, env={})
     assert sw.loads(sw.to_toml(pipeline), env={}) == pipeline
@@ -95,7 +95,7 @@ def test_the_way_through_toml() -> None:
         assert {k.fingerprint() for k in kinds} == {"Mean(value=amount int; n bigint, total double)"}
 
 
-def test_an_attribute_that_merges_depend_on_is_part_of_the_fingerprint() -> None:
+def test_aggregator_attributes_are_part_of_the_fingerprint() -> None:
     def text(k: Any) -> str:
         aggregator = Mean()
         vars(aggregator).update(k=k, cache={})
@@ -108,7 +108,7 @@ def test_an_attribute_that_merges_depend_on_is_part_of_the_fingerprint() -> None
 
 
 @pytest.mark.parametrize(("column", "fits"), [("int", True), ("decimal(8,2)", True), ("string", False)])
-def test_an_input_column_is_cast_only_without_loss(column: str, fits: bool) -> None:
+def test_input_column_is_cast_only_without_loss(column: str, fits: bool) -> None:
     spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
     if fits:
         bind_aggregation(spec, None, (Field("x", column),))
@@ -119,21 +119,21 @@ def test_an_input_column_is_cast_only_without_loss(column: str, fits: bool) -> N
         bind_aggregation(spec, None, (Field("x", column),))
 
 
-def test_an_aggregator_that_changed_since_the_check_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_refuses_an_aggregator_that_became_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
     monkeypatch.setattr(Mean, "output", "nothing")
     with pytest.raises(StartError, match=r'aggregation "y": Mean: output is "nothing", expected a Spark type'):
         bind_aggregation(spec, None, (Field("x", "double"),))
 
 
-def test_a_merge_that_wants_keys_is_checked_without_the_real_keys() -> None:
+def test_merge_with_wants_keys_is_checked_without_real_keys() -> None:
     def merge(self: Any, keys: Any, n: Any, total: Any) -> Any:
         return {"n": n.sum(), "total": keys["any"].cast(float) + total.sum()}
 
     check_aggregator(mean_with(merge=merge, wants_keys=True)())
 
 
-def test_fingerprints_of_the_first_release_are_as_they_were() -> None:
+def test_fingerprints_of_built_in_aggregations_are_stable() -> None:
     def text(column: str | None = "x", **settings: Any) -> str:
         spec = sw.Aggregation(**settings, column=column, as_="y")
         by = (Field("b", "date"),) if spec.by else ()
@@ -151,7 +151,7 @@ def test_fingerprints_of_the_first_release_are_as_they_were() -> None:
     assert text(agg="approx_quantile", quantile=0.5) == "approx_quantile x double 200"
 
 
-def test_check_needs_polars_for_classes_only_and_spark_never(tmp_path: Path) -> None:
+def test_check_imports_polars_only_for_classes_and_never_spark(tmp_path: Path) -> None:
     import subprocess
 
     (tmp_path / "own.py").write_text("import slackwater as sw\nimport polars as pl\n" + MEAN)

@@ -1,4 +1,4 @@
-"""Configs whose corrections would be written unmarked next to the rows that they correct."""
+"""Refuse configs that would write unmarked corrections next to the rows that they correct."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ REOPEN = {"late_data": "reopen"}
         ("kafka", {"key_columns": ["session_id"]}, "a kafka target with these key_columns"),
     ],
 )
-def test_corrections_next_to_the_rows_they_replace_are_refused(
-    kind: str, target_settings: dict[str, Any], which: str
-) -> None:
+def test_corrections_to_append_only_targets_are_refused(kind: str, target_settings: dict[str, Any], which: str) -> None:
     """Without `emit_metadata`, a config that writes corrected windows to an append-only target is refused."""
     line = f"emits a window more than once, but {which} is append-only, so readers could not recognize outdated rows; {HOW}"
     assert problems(kind, target_settings=target_settings, **REOPEN) == [
@@ -99,18 +97,18 @@ def test_corrections_next_to_the_rows_they_replace_are_refused(
         ("kafka", {"key_columns": ["user", "session_id"]}),
     ],
 )
-def test_targets_that_upsert_take_corrections(kind: str, target_settings: dict[str, Any]) -> None:
+def test_corrections_to_upserting_targets_are_accepted(kind: str, target_settings: dict[str, Any]) -> None:
     assert problems(kind, target_settings=target_settings, emit="updates", **REOPEN) == []
 
 
-def test_a_topic_of_tumbling_windows_cannot_have_a_session_key() -> None:
+def test_topic_of_tumbling_windows_cannot_be_keyed_by_session_id() -> None:
     keys = {"key_columns": ["user", "session_id"]}
     assert len(problems("kafka", TUMBLING, keys, **REOPEN)) == 1
     keys = {"key_columns": ["user", "begin"]}
     assert problems("kafka", TUMBLING, keys, window_start_column="begin", **REOPEN) == []
 
 
-def test_an_invalid_section_is_not_checked_for_corrections() -> None:
+def test_missing_or_invalid_sections_are_not_checked_for_corrections() -> None:
     window = SESSION.model_copy(update=REOPEN)
     transform = Transform(window=SESSION).model_copy(update={"window": window})
     target = TargetSpec(connection="files")

@@ -1,4 +1,4 @@
-"""Several targets in a config: their names, their rows, and mistakes in one line each."""
+"""Several targets in a config: names, input stages, and one-line errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ LAKE = 'connection = "lake"\npath = "out"'
 TABLE = 'connection = "db"\ntable = "visits"\nfrom = "visits"'
 
 
-def test_targets_are_named_after_their_stages_and_get_their_rows() -> None:
+def test_targets_are_named_after_the_stages_that_they_read() -> None:
     pipeline = toml.loads(
         config_text(
             LAKE,
@@ -130,13 +130,13 @@ def test_a_stage_name_may_be_an_invalid_file_name() -> None:
         ([LAKE, 'connection = "db"\ntable = "slackwater_targets"'], "", ['targets[1].table: found "slackwater_targets", which is a table name that Slackwater reserves; choose another name']),
     ],
 )  # fmt: skip
-def test_each_mistake_is_one_line(targets: list[str], more: str, lines: list[str]) -> None:
+def test_each_invalid_target_is_reported_in_one_line(targets: list[str], more: str, lines: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         toml.loads(config_text(*targets, more=more))
     assert [line.removeprefix("<config>: ").removeprefix("<string>: ") for line in error.value.problems] == lines
 
 
-def test_at_most_sixteen_targets() -> None:
+def test_more_than_sixteen_targets_are_refused() -> None:
     targets = [LAKE.replace("out", f"out{n}") for n in range(17)]
     with pytest.raises(ConfigError, match="targets: found 17 targets, expected at most 16"):
         toml.loads(config_text(*targets))
@@ -154,7 +154,7 @@ def test_revised_results_need_a_target_that_replaces_rows() -> None:
         toml.loads(config_text(LAKE, into, last='late_data = "standalone"\nemit_metadata = true'))
 
 
-def test_dead_letter_takes_no_stage() -> None:
+def test_dead_letter_target_does_not_accept_a_stage() -> None:
     letters = '[dead_letter]\nconnection = "lake"\npath = "letters"\nfrom = "visits"\n'
     text = config_text(LAKE, more=letters).replace(
         '[[stages]]\nname = "visits"', '[[stages]]\nname = "visits"\non_error = "dlq"'
@@ -172,7 +172,7 @@ def test_a_command_that_needs_one_target_lists_the_targets(name: str | None, lin
         toml.loads(config_text(LAKE, TABLE)).one_target(name)
 
 
-def test_kafka_eos_needs_every_target_to_be_a_topic() -> None:
+def test_kafka_eos_requires_exactly_once_delivery_of_every_topic() -> None:
     topic = 'connection = "bus"\ntopic = "t"'
     eos = 'crash_recovery = "kafka_eos"\nevent_time_column = "ts"'
 

@@ -1,4 +1,4 @@
-"""Connections of every kind, their keys, and values from the environment."""
+"""Test connections of every kind, their keys, and values from environment variables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENV = {"URL": "postgresql://joe:hunter2@host/db", "PASSWORD": "hunter2"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
+def test_each_mistake_is_reported_in_one_line(case: tuple[str, ...]) -> None:
     base, old, new, *lines = case
     assert problems(swap(base, old, new), **ENV) == lines
 
@@ -46,7 +46,7 @@ def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
         swap(LATE, 'on_error = "dlq"', 'on_error = "drop"'),
     ],
 )
-def test_the_configs_the_mistakes_are_made_in_are_right(content: str) -> None:
+def test_base_configs_of_the_mistakes_are_valid(content: str) -> None:
     loaded = sw.loads(content, env=ENV)
     assert loaded.transform.window.event_time_column == "_event_ts"  # a Kafka record has a timestamp
 
@@ -68,7 +68,7 @@ def test_the_configs_the_mistakes_are_made_in_are_right(content: str) -> None:
         (SOURCE + KEYS, source("pub", 'options = { "a.b" = 1 }\n')),
     ],
 )
-def test_every_kind_goes_through_toml_and_back(old: str, new: str) -> None:
+def test_every_kind_of_connection_round_trips_through_toml(old: str, new: str) -> None:
     env = ENV | {"START": "earliest"}
     p = sw.loads(swap(PERSISTED if new.startswith("[target]") else KAFKA, old, new), env=env)
     written = sw.to_toml(p)
@@ -85,8 +85,8 @@ def test_offsets_and_settings_are_read_unchanged() -> None:
     assert in_python.starting_offsets == p.sources[0].starting_offsets
 
 
-def test_a_url_with_a_password_is_in_no_error() -> None:
-    """No message and no repr shows a password, whatever else is wrong in the config."""
+def test_passwords_in_urls_are_hidden_in_all_errors() -> None:
+    """Neither a message nor a repr shows a password, whatever else is wrong in the config."""
     for case in CASES:
         content = swap(*case[:3])
         with pytest.raises(sw.ConfigError) as caught:
@@ -106,7 +106,7 @@ def test_a_url_with_a_password_is_in_no_error() -> None:
         ('[state_store]\nkind = "postgres"', '[state_store]\nkind = "${URL}"', 'state_store.kind: found "${URL}", expected "files" or '),
     ],
 )  # fmt: skip
-def test_a_url_at_the_wrong_key_is_shown_as_it_is_written(old: str, new: str, line: str) -> None:
+def test_url_variable_at_a_wrong_key_is_shown_unexpanded(old: str, new: str, line: str) -> None:
     (first, *_) = problems(swap(KAFKA, old, new), **ENV)
     assert first.startswith(line)
     assert "hunter2" not in first
@@ -120,7 +120,7 @@ def load_changed(old: str, new: str, **env: str) -> sw.Pipeline:
     return sw.loads(ISSUE.replace(old, new, 1), "p.toml", env)
 
 
-def test_values_from_the_environment_are_used_hidden_and_written_back() -> None:
+def test_environment_values_are_hidden_and_written_back_as_variables() -> None:
     p = load_changed('path = "state"', 'path = "/${ROOT}/s"', ROOT="hunter2")
     assert p.state_store is not None
     assert p.state_store.path == "/hunter2/s"
@@ -131,7 +131,7 @@ def test_values_from_the_environment_are_used_hidden_and_written_back() -> None:
         assert "hunter2" not in repr(copied)
 
 
-def test_a_duration_from_the_environment() -> None:
+def test_duration_can_come_from_an_environment_variable() -> None:
     p = load_changed("= 30000 ", '= "${GAP}" ', GAP="30s")
     gap = p.transform.window.gap_ms
     assert p == sw.loads(ISSUE, env={})
@@ -147,7 +147,7 @@ def test_dollar_signs_can_be_escaped() -> None:
     assert sw.loads(sw.to_toml(p), env={"B": "b"}) == p
 
 
-def test_a_missing_variable_is_one_line() -> None:
+def test_missing_environment_variable_is_reported_in_one_line() -> None:
     with pytest.raises(sw.ConfigError) as caught:
         load_changed("= 30000 ", '= "${GAP}" ')
     assert str(caught.value) == (
@@ -181,7 +181,7 @@ def test_a_missing_variable_is_one_line() -> None:
          'transform.window.event_time_unit: found "${S}", expected "s" or "ms" or "us" or "ns"'),
     ],
 )  # fmt: skip
-def test_secrets_are_not_in_errors(old: str, new: str, secret: str, line: str) -> None:
+def test_secrets_from_the_environment_are_hidden_in_errors(old: str, new: str, secret: str, line: str) -> None:
     with pytest.raises(sw.ConfigError) as caught:
         load_changed(old, new, S=secret)
     assert f"p.toml: {line}" in caught.value.problems
@@ -189,7 +189,7 @@ def test_secrets_are_not_in_errors(old: str, new: str, secret: str, line: str) -
         assert secret not in str(caught.value)
 
 
-def test_protobuf_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_protobuf_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     payload_format = 'payload_format = "protobuf"\n'
     config = swap(KAFKA, 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n', payload_format)
     assert sw.loads(config, env=ENV).sources[0].payload_format == "protobuf"
@@ -203,8 +203,8 @@ def test_protobuf_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problems(config, **ENV) == [problem.format("ptars")]
 
 
-def test_state_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The options hold secrets that are never shown. The missing package is named."""
+def test_object_store_options_are_hidden_and_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options contain secrets, which are never shown."""
     store = KAFKA[KAFKA.index("[state_store]") :]
     object_store = '[state_store]\nkind = "files"\npath = "s3://b/s"\noptions = { secret_access_key = "${PASSWORD}" }\n'
     loaded = sw.loads(swap(KAFKA, store, object_store), env=ENV)

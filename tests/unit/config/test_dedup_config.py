@@ -1,4 +1,4 @@
-"""Dedup in a config, in TOML and Python: its keys, the lines of mistakes, and its description in `check` and `explain`."""
+"""Test dedup in TOML and Python configs: keys, messages of mistakes, and descriptions in `check` and `explain`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def mistakes(**table: Any) -> list[str]:
     return [line.removeprefix("p.toml: transform.dedup.") for line in problems]
 
 
-def test_toml_and_python_describe_the_same_step() -> None:
+def test_toml_and_python_configs_create_the_same_dedup_step() -> None:
     step = sw.Dedup(keys=["id"], keep="last", within="10m", event_time_column="ts", lateness="1m")
     assert parse('keep = "last"\nlateness = "1m"').transform.dedup == step
     assert (step.within_ms, step.watermark_delay_ms) == (600_000, 600_000)
@@ -62,7 +62,7 @@ def test_toml_and_python_describe_the_same_step() -> None:
     assert again.transform == parse('keep = "last"').transform
 
 
-def test_each_mistake_is_one_line() -> None:
+def test_each_mistake_is_reported_in_one_line() -> None:
     assert mistakes(keys=["id"]) == ['within: missing; give a duration, as in "10m"']
     assert mistakes(within="1m") == ['keys: missing; name the key columns, as in ["user"]']
     assert mistakes(keys=[], within="0s") == [
@@ -80,7 +80,7 @@ def test_each_mistake_is_one_line() -> None:
     assert mistakes(key=["a"], within="1s")[0] == 'key: unknown key; did you mean "keys"?'
 
 
-def test_check_finds_what_the_columns_and_the_rest_of_the_config_lack() -> None:
+def test_check_reports_invalid_key_columns_and_missing_sections() -> None:
     assert static_sql_check.check_sql(parse()).problems == []
     wrong = TOML.replace('keys = ["id"]', 'keys = ["idd", "tags"]').replace("MORE", "")
     assert static_sql_check.check_sql(sw.loads(wrong, "once.toml")).problems == [
@@ -93,14 +93,14 @@ def test_check_finds_what_the_columns_and_the_rest_of_the_config_lack() -> None:
         parse('late_data = "dlq"')
 
 
-def test_check_and_explain_describe_it() -> None:
+def test_check_and_explain_describe_the_dedup_step() -> None:
     assert _describe_step(parse()) == "deduplicate by 1 key, keep the first row within 10m over 1 source"
     (stage,) = [s for s in explain.build_plan(parse('keep = "last"')).stages if s.name == "step"]
     assert stage.title == "the last row of a key, once 10m have passed without another row of it"
     assert stage.lines == ("kept: the last row per key, until 10m after it",)
 
 
-def test_a_table_that_replaces_rows_is_refused() -> None:
+def test_merge_target_of_a_dedup_stage_is_refused() -> None:
     with pytest.raises(ConfigError, match='"merge" replaces rows with the same identity, but rows of a dedup stage'):
         sw.Pipeline(
             name="p",
@@ -111,7 +111,7 @@ def test_a_table_that_replaces_rows_is_refused() -> None:
         )
 
 
-def test_explain_says_how_far_behind_the_next_stage_is() -> None:
+def test_explain_states_the_watermark_delay_of_the_next_stage() -> None:
     count = sw.Window(kind="tumbling", duration="1m", aggregations=[sw.Aggregation(agg="count", as_="n")])
     for keep, text in (("last", "10m behind"), ("first", "that of the previous stage")):
         described = sw.Pipeline(
@@ -128,7 +128,7 @@ def test_explain_says_how_far_behind_the_next_stage_is() -> None:
         assert any(text in line for line in lines), lines
 
 
-def test_a_start_names_a_column_of_the_wrong_type() -> None:
+def test_start_refuses_a_key_column_of_the_wrong_type() -> None:
     from slackwater.core.schema import Field
     from slackwater.operators.registry import compile_step
 

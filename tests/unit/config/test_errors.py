@@ -1,6 +1,6 @@
-"""Every mistake in a config is one line, found before Spark starts: file, key, what was found, what to do.
+"""Every config mistake is reported before Spark starts, in one line with file, key, actual value and remedy.
 
-Here: the language itself, windows, aggregations, names, references. Connections of all kinds: test_connections.py.
+This file covers TOML, windows, aggregations, names and references. test_connections.py covers connections.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from slackwater.errors import ConfigError
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
+def test_each_config_mistake_is_reported_in_one_line(case: tuple[str, ...]) -> None:
     base, old, new, *lines = case
     assert problems(swap(base, old, new)) == lines
 
@@ -67,7 +67,7 @@ def test_standalone_late_rows_need_an_append_only_target() -> None:
 
 
 @pytest.mark.parametrize("content", [BASE, TUMBLING, HOPPING, PROCESSING, TUMBLING.replace(STORE, "")])
-def test_the_configs_the_mistakes_are_made_in_are_right(content: str) -> None:
+def test_base_configs_of_the_mistakes_are_valid(content: str) -> None:
     loads(content, "p.toml", {})
 
 
@@ -92,7 +92,7 @@ def test_all_mistakes_are_reported_at_once_across_sections() -> None:
     ]
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_config_file_is_reported(tmp_path: Path) -> None:
     missing, binary = tmp_path / "no.toml", tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError) as caught:
@@ -103,7 +103,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(caught.value) == f"{binary}: is not UTF-8 text; expected a TOML file"
 
 
-def test_flush_needs_an_end() -> None:
+def test_flush_without_available_now_is_refused() -> None:
     check_run_flags(True, True)
     with pytest.raises(ConfigError) as caught:
         check_run_flags(False, True)
@@ -143,8 +143,8 @@ SECTIONS: list[tuple[type[Spec], tuple[str | int, ...]]] = [
 
 
 @pytest.mark.parametrize(("spec", "path"), SECTIONS, ids=[s.__name__ for s, _ in SECTIONS])
-def test_any_value_of_a_key_is_accepted_or_refused_in_lines(spec: type[Spec], path: tuple[str | int, ...]) -> None:
-    """Try every key of every section with a value of every TOML type. No other kind of exception is raised."""
+def test_any_toml_value_of_a_key_is_accepted_or_refused_in_lines(spec: type[Spec], path: tuple[str | int, ...]) -> None:
+    """Try every key of every section with a value of every TOML type. Only config problems are reported."""
     for key in [*spec.KEYS, *spec.ALIASES, "allowed_lateness_ms", "mode", "unknown"]:
         for value in VALUES:
             data = tomllib.loads(BASE)

@@ -72,7 +72,7 @@ AVRO = 'connection = "kafka"\ntopic = "t"\nvalue_format = "avro"'
         ({"target": 'connection = "lake"\npath = "a\\u0000"'}, "U\\+0000"),
     ],
 )  # fmt: skip
-def test_a_name_that_the_system_cannot_store_is_refused(names: dict[str, Any], line: str) -> None:
+def test_name_that_the_system_cannot_store_is_refused(names: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line) as refused:
         loads(config(**names), env={})
     assert len(refused.value.problems) == 1, refused.value.problems
@@ -86,5 +86,5 @@ def test_a_name_that_the_system_cannot_store_is_refused(names: dict[str, Any], l
         {"target": 'connection = "delta"\npath = "t"', "key": "a.b"}, {"target": 'connection = "lake"\npath = "o"', "key": "x" * 300},
     ],
 )  # fmt: skip
-def test_valid_names_of_columns_and_targets_pass(names: dict[str, Any]) -> None:
+def test_valid_column_and_target_names_are_accepted(names: dict[str, Any]) -> None:
     loads(config(**names), env={})

@@ -1,4 +1,4 @@
-"""Specs of joins: TOML and Python build the same objects, every mistake is one line, and derived settings are right."""
+"""Join specs: TOML and Python build equal objects, mistakes are reported, and derived settings are correct."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def pipeline(step: sw.Join, target: Connection | None = None, **more: Any) -> sw
 # -- TOML and Python
 
 
-def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
+def test_example_config_loads_with_defaults() -> None:
     p = sw.loads(ISSUE, env=ENV)
     j = p.transform.join
     assert j is not None
@@ -102,7 +102,7 @@ def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
     assert (j.time_mode, j.max_future_ms, j.idle_close_ms) == ("event", 3_600_000, None)
 
 
-def test_python_builds_the_same() -> None:
+def test_python_and_toml_build_equal_pipelines() -> None:
     kafka = sw.KafkaConnection(bootstrap_servers="b:9092")
     built = sw.pipeline(
         name="orders-payments",
@@ -116,7 +116,7 @@ def test_python_builds_the_same() -> None:
     assert built == sw.loads(ISSUE, env=ENV)
 
 
-def test_toml_is_written_without_defaults_and_reads_back() -> None:
+def test_toml_is_written_without_defaults_and_round_trips() -> None:
     p = sw.loads(ISSUE, env=ENV)
     assert sw.to_toml(p) == WRITTEN
     assert sw.loads(WRITTEN, env=ENV) == p
@@ -156,14 +156,14 @@ def test_every_setting_survives_a_round_trip_through_toml() -> None:
     assert sw.loads(sw.to_toml(p), env={}) == p
 
 
-def test_durations_from_the_environment_keep_their_spelling() -> None:
+def test_duration_from_environment_is_written_as_variable() -> None:
     p = sw.loads(swap("= 300000", '= "${APART}"'), env=ENV | {"APART": "2m"})
     assert p.transform.join is not None
     assert p.transform.join.bounds_ms == (-120_000, 120_000)
     assert 'time_window = "${APART}"' in sw.to_toml(p)
 
 
-def test_the_decorator_takes_a_join() -> None:
+def test_streaming_pipeline_decorator_accepts_join() -> None:
     @sw.streaming_pipeline(
         sources=pipeline(join(event_time_column="ts")).sources,
         connections={"files": FilesConnection()},
@@ -177,16 +177,16 @@ def test_the_decorator_takes_a_join() -> None:
     assert registered_join.pipeline.transform.join == join(event_time_column="ts")
 
 
-def test_the_page_about_joins_shows_this_example() -> None:
+def test_joins_page_shows_example_config() -> None:
     page = (Path(__file__).parents[3] / "docs" / "joins.md").read_text()
     shown = page.split("```toml\n")[1].split("```")[0]
     assert sw.loads(shown, env=ENV) == sw.loads(ISSUE, env=ENV)
 
 
-# -- what settings come to
+# -- derived settings
 
 
-def test_each_spelling_of_a_kind_means_one_of_four() -> None:
+def test_every_kind_spelling_maps_to_one_of_four_join_types() -> None:
     hows = {kind: join(kind=kind).join_type for kind in JOIN_TYPES}
     assert set(hows.values()) == {"inner", "left", "right", "full"}
     assert {kind: join(kind=kind).outer for kind in JOIN_TYPES} == {
@@ -214,7 +214,9 @@ def test_each_spelling_of_a_kind_means_one_of_four() -> None:
         ({"lower_ms": 5, "upper_ms": 9, "late_data": "reopen", "allowed_lateness_ms": 100}, (5, 9), (109, 100)),
     ],
 )
-def test_the_retention_of_each_side(settings: dict[str, Any], bounds: tuple[int, int], keeps: tuple[int, int]) -> None:
+def test_retention_of_each_side_follows_bounds_and_lateness(
+    settings: dict[str, Any], bounds: tuple[int, int], keeps: tuple[int, int]
+) -> None:
     """
     right.ts - left.ts in [lower, upper]:   left   ●────── upper ──▶      right   ●── -lower ──▶      never less than 0
     """
@@ -222,30 +224,30 @@ def test_the_retention_of_each_side(settings: dict[str, Any], bounds: tuple[int,
     assert (spec.bounds_ms, spec.retention_ms) == (bounds, keeps)
 
 
-def test_each_side_has_its_own_sql() -> None:
+def test_each_side_has_separate_sql() -> None:
     both = pipeline(join(left_sql="SELECT 1", event_time_column="ts")).transform
     assert [both.sql_of(name) for name in ("orders", "payments")] == ["SELECT 1", None]
     assert [both.sql_key(name) for name in ("orders", "payments")] == [f"{J}.left_sql", f"{J}.right_sql"]
 
 
-# -- names of the output
+# -- output names
 
 LEFT, RIGHT = ["order_id", "amount", "_event_ts"], ["order_id", "paid", "_event_ts"]
 
 
-def test_columns_come_out_with_their_sides_prefix() -> None:
+def test_output_columns_have_prefix_of_side() -> None:
     assert joined_column_names(join(), LEFT, RIGHT) == (
         {"order_id": "left_order_id", "amount": "left_amount"},
         {"order_id": "right_order_id", "paid": "right_paid"},
     )
 
 
-def test_output_columns_choose_columns_and_their_order() -> None:
+def test_output_column_settings_select_and_order_columns() -> None:
     spec = join(output_left_columns=["_event_ts", "amount"], output_right_columns=[], left_prefix="l")
     assert joined_column_names(spec, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
 
 
-def test_metadata_columns_are_left_out_unless_selected() -> None:
+def test_metadata_columns_are_omitted_unless_selected() -> None:
     columns = ["_key", "_value", "id", "_event_ts"]
     added = (metadata_columns("kafka"), metadata_columns("kafka"))
     left_names, right_names = joined_column_names(join(output_right_columns=["_key"]), columns, columns, added)
@@ -276,7 +278,7 @@ def test_metadata_columns_are_left_out_unless_selected() -> None:
         ),
     ],
 )
-def test_conflicting_output_names_stop_the_start(settings: dict[str, Any], line: str) -> None:
+def test_conflicting_output_names_are_refused_at_start(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(StartError, match=J) as caught:
         joined_column_names(join(**settings), [*LEFT, "id"], RIGHT)
     assert str(caught.value) == line
@@ -285,12 +287,12 @@ def test_conflicting_output_names_stop_the_start(settings: dict[str, Any], line:
 @pytest.mark.parametrize(
     ("name", "line"), [("__reason", "begin with __ are reserved"), ("a\0", r"a column name cannot contain U\+0000")]
 )
-def test_invalid_output_names_stop_the_start(name: str, line: str) -> None:
+def test_invalid_output_names_are_refused_at_start(name: str, line: str) -> None:
     with pytest.raises((ConfigError, StartError), match=f"right_prefix: .* of the right side: found .*{line}"):
         joined_column_names(join(left_prefix="l_", right_prefix="", output_right_columns=[name]), LEFT, [*RIGHT, name])
 
 
-def test_an_empty_prefix_is_fine_where_nothing_collides() -> None:
+def test_empty_prefix_is_accepted_without_name_conflict() -> None:
     left_names, right_names = joined_column_names(join(left_prefix="", output_right_columns=["paid"]), LEFT, RIGHT)
     assert (left_names, right_names) == ({"order_id": "order_id", "amount": "amount"}, {"paid": "right_paid"})
 
@@ -301,7 +303,7 @@ def test_an_empty_prefix_is_fine_where_nothing_collides() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[2].split(";")[0])
-def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
+def test_each_mistake_is_reported_in_one_line(case: tuple[str, ...]) -> None:
     old, new, *lines = case
     with pytest.raises(ConfigError) as caught:
         sw.loads(swap(old, new), "p.toml", ENV)
@@ -321,11 +323,11 @@ def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
         ('event_time_column = "_event_ts"', 'time_mode = "processing"'),
     ],
 )
-def test_valid_settings_of_a_join(old: str, new: str) -> None:
+def test_valid_join_settings_are_accepted(old: str, new: str) -> None:
     assert sw.loads(swap(old, new), env=ENV).transform.join is not None
 
 
-def test_files_have_no_record_timestamps() -> None:
+def test_join_of_files_sources_requires_event_time_column() -> None:
     with pytest.raises(ConfigError) as caught:
         pipeline(join())
     which = (
@@ -336,7 +338,7 @@ def test_files_have_no_record_timestamps() -> None:
     )
 
 
-def test_a_transform_in_python_needs_a_window_or_a_join() -> None:
+def test_python_transform_requires_window_or_join() -> None:
     with pytest.raises(ConfigError, match=r"Transform: window: missing; describe the window"):
         sw.Transform()
     with pytest.raises(ConfigError, match=r"Transform: sql: does not apply to a join"):
@@ -344,7 +346,7 @@ def test_a_transform_in_python_needs_a_window_or_a_join() -> None:
 
 
 @pytest.mark.parametrize("target", [FilesConnection(), DeltaConnection(), KafkaConnection(bootstrap_servers="b:1")])
-def test_rows_of_a_join_replace_nothing(target: Connection) -> None:
+def test_join_results_are_never_upserted(target: Connection) -> None:
     topic = {"target_path": None, "target_topic": "t"} if target.kind == "kafka" else {}
     joined = pipeline(
         join(event_time_column="ts", late_data="reopen"), target, **topic
@@ -352,8 +354,8 @@ def test_rows_of_a_join_replace_nothing(target: Connection) -> None:
     assert not joined.target.upserts(target.kind, joined.transform.step)
 
 
-def test_any_value_of_a_key_is_accepted_or_refused_in_lines() -> None:
-    """Try every key with a value of every TOML type. No other kind of exception is raised."""
+def test_any_value_of_a_key_is_accepted_or_reported_in_one_line() -> None:
+    """Try every key with a value of every TOML type. The parser reports lines and never raises an exception."""
     for key in [*sw.Join.KEYS, "unknown", "how"]:
         for value in (1, -1.5, 2**70, True, [], [[]], {}, "", "x", [1], {"a": [1]}, ["x"]):
             data = tomllib.loads(ISSUE)

@@ -1,4 +1,4 @@
-"""The JSON Schema of a config is generated from the specs and agrees with `check` in both directions."""
+"""Check that the JSON Schema of configs is generated from the specs, and agrees with `check` in both directions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json_schema.build_schema()
 VALID = Draft202012Validator(SCHEMA)
 
-# Mistakes that no schema can refuse: the line of `check`, and why. The schema must refuse all others in the tables of errors.
+# Mistakes that a JSON Schema cannot refuse, by the line of `check`, and why. The schema must refuse all others.
 BEYOND = {
     r"expected a duration of at most 10000 years": "a pattern does not compare numbers",
     r"expected (at most|less than|more than|at least source_idleness_ms)": "two values are compared",
@@ -54,7 +54,7 @@ BEYOND = {
 
 
 def cases() -> Iterator[Any]:
-    """Every line of the tables of errors, as (id, content, the lines of check)."""
+    """Yield each mistake of the tables of errors as the content of a config and the lines of `check`."""
     for case in (*config_mistakes.CASES, *connection_mistakes.CASES):
         base, old, new, *lines = case
         yield pytest.param(config_mistakes.swap(base, old, new), lines, id=lines[0].split(";")[0])
@@ -70,7 +70,7 @@ def parse_toml(content: str) -> Any:
 
 
 @pytest.mark.parametrize(("content", "lines"), list(cases()))
-def test_the_schema_refuses_each_mistake_that_a_schema_can_express(content: str, lines: list[str]) -> None:
+def test_schema_refuses_every_mistake_that_it_can_express(content: str, lines: list[str]) -> None:
     data = parse_toml(content)
     if data is None:
         assert lines[0].startswith("is not valid TOML")
@@ -79,7 +79,7 @@ def test_the_schema_refuses_each_mistake_that_a_schema_can_express(content: str,
     assert VALID.is_valid(data) is (not within)
 
 
-def test_each_exception_of_the_schema_is_needed() -> None:
+def test_every_listed_exception_of_the_schema_is_needed() -> None:
     lines = [line for case in cases() for line in case.values[1]]
     unused = [pattern for pattern in BEYOND if not any(re.search(pattern, line) for line in lines)]
     assert unused == []
@@ -90,12 +90,12 @@ def problems(content: str) -> list[str]:
 
 
 def right_configs() -> Iterator[Any]:
-    """Every whole config of the examples, the pages and the tests of configs."""
+    """Yield every complete config of the examples, the docs and the tests of configs."""
     for path in sorted([*ROOT.glob("examples/**/*.toml"), *ROOT.glob("tests/fixtures/**/*.toml")]):
         yield pytest.param(path.read_text(), id=str(path.relative_to(ROOT)))
     for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]):
         for i, text in enumerate(re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)):
-            is_installed = 'kind = "journal"' not in text  # a connector that the page itself writes
+            is_installed = 'kind = "journal"' not in text  # the page implements this connector itself
             if is_installed and {"name", "sources", "target"} <= set(tomllib.loads(text)):
                 yield pytest.param(text, id=f"{page.relative_to(ROOT)}-{i}")
     yield pytest.param(ISSUE, id="issue")
@@ -108,7 +108,7 @@ def right_configs() -> Iterator[Any]:
 RIGHT = list(right_configs())
 
 
-def test_the_tests_cover_configs_of_readme_docs_and_examples() -> None:
+def test_valid_configs_include_those_of_readme_docs_and_examples() -> None:
     named = [str(param.id) for param in RIGHT]
     assert any(n.startswith("README.md") for n in named) and any(n.startswith("docs/") for n in named)
     assert any(n.startswith("examples/") for n in named) and any(n.startswith("connection_mistakes") for n in named)
@@ -133,14 +133,14 @@ def test_the_schema_accepts_environment_variables() -> None:
     assert problems(content) == []
 
 
-def test_the_shipped_file_is_the_one_made_from_the_specs() -> None:
-    """Write it again with: python -m slackwater.config.json_schema > src/slackwater/config/slackwater.schema.json"""
+def test_shipped_schema_file_is_up_to_date_with_the_specs() -> None:
+    """Regenerate with: python -m slackwater.config.json_schema > src/slackwater/config/slackwater.schema.json"""
     shipped = resources.files("slackwater.config").joinpath(json_schema.FILE).read_text("utf-8")
     assert shipped == json_schema.schema_text()
     Draft202012Validator.check_schema(json.loads(shipped))
 
 
-# -- every key has its sentence, and every sentence its key
+# -- descriptions of keys
 
 
 TABLES = sorted(
@@ -150,7 +150,7 @@ TABLES = sorted(
 
 
 @pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.__name__)
-def test_every_key_has_a_sentence_and_a_section_that_names_it(spec: type[Spec]) -> None:
+def test_every_key_has_a_description_and_is_named_in_its_docs_section(spec: type[Spec]) -> None:
     page, _, anchor = spec.DOC_LINK.partition("#")
     text = (ROOT / page).read_text()
     assert anchor in anchors(text)
@@ -163,7 +163,7 @@ def test_every_key_has_a_sentence_and_a_section_that_names_it(spec: type[Spec]) 
         assert "of" in declared.shape or f"`{units.get(key, key)}`" in section, f"{page}#{anchor} does not name {key}"
 
 
-def test_the_schema_names_the_words_of_other_systems() -> None:
+def test_schema_contains_aliases_defaults_and_deprecated_keys() -> None:
     described: Mapping[str, Any] = SCHEMA["$defs"]["window"]["properties"]
     assert "slide_ms" in described["hop"]["description"]
     assert (described["lateness_ms"]["default"], described["max_future"]["default"]) == (0, "1h")
@@ -195,7 +195,7 @@ def test_each_key_links_to_its_section_of_the_docs(key: str, anchor: str) -> Non
 
 
 def test_the_schema_and_check_agree_on_the_readme_example() -> None:
-    """The example of the README as it stands and with a wrong key: the schema and `check` agree."""
+    """Cover the example of the README, unchanged and with an unknown key."""
     content = (ROOT / "examples" / "sessions" / "sessions.toml").read_text()
     assert problems(content) == []
     wrong = content.replace("gap =", "gapp =")

@@ -1,4 +1,4 @@
-"""A class of a user in a config: TOML and Python, and one line for each way in which it cannot be used."""
+"""User classes in a config: the TOML and Python forms, and a one-line error for each class that cannot be used."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_toml_and_python_describe_the_same_step() -> None:
     assert sw.loads(sw.to_toml(pipeline), "again.toml").stages == pipeline.stages
 
 
-def test_check_knows_the_declared_columns_of_the_output() -> None:
+def test_check_uses_the_declared_output_columns_of_the_class() -> None:
     assert static_sql_check.check_sql(sw.loads(TOML, "watch.toml")).problems == []
     (line,) = static_sql_check.check_sql(
         sw.loads(TOML.replace("SELECT user, number", "SELECT user, count"), "w.toml")
@@ -113,11 +113,11 @@ def test_check_knows_the_declared_columns_of_the_output() -> None:
     ],
     ids=str,
 )
-def test_each_mistake_is_one_line(table: dict[str, Any], line: str) -> None:
+def test_each_config_mistake_is_reported_in_one_line(table: dict[str, Any], line: str) -> None:
     assert mistakes(**table) == [line]
 
 
-def test_a_class_that_workers_cannot_import_is_refused() -> None:
+def test_class_that_workers_cannot_import_is_rejected() -> None:
     class Local(sw.KeyedFunction):
         """Defined in a function."""
 
@@ -128,7 +128,7 @@ def test_a_class_that_workers_cannot_import_is_refused() -> None:
         sw.Keyed(class_=Local, keys=["user"])
 
 
-def test_the_declared_columns_must_have_names_and_types() -> None:
+def test_declared_state_columns_must_have_valid_names_and_types() -> None:
     for state, text in (
         ({"__n": "bigint"}, "state has a column '__n', whose name is reserved or empty; rename it"),
         ({"n": "integer"}, 'state column "n" has type "integer", expected a Spark type, such as "bigint"'),
@@ -148,7 +148,7 @@ def start(function: type[sw.KeyedFunction]) -> None:
     compile_step(pipeline, {"a": {"user": Field("user", "string")}})
 
 
-def test_a_start_tries_the_class_without_rows() -> None:
+def test_start_reports_errors_of_the_class_before_reading_rows() -> None:
     with pytest.raises(
         StartError, match=r"p: advance of tests.support.reminders:Failing failed in line \d+ of .*ColumnNotFound"
     ):
@@ -159,7 +159,7 @@ def test_a_start_tries_the_class_without_rows() -> None:
         start(WrongColumns)
 
 
-def test_a_step_from_a_state_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_restored_from_a_state_does_not_import_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     with forbid_imports():
         problems: list[str] = []
         step = sw.Keyed.parse({"class": "no_such_shop.rules:Fraud", "keys": ["user"]}, "state", "", problems)

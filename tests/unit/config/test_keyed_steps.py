@@ -1,4 +1,4 @@
-"""A keyed step in a config, which is not part of Slackwater: its keys, and its description in `check`, `explain` and the schema."""
+"""User-defined keyed steps in a config: keys, and descriptions in `check`, `explain` and the JSON schema."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draft_problems(**tables: Any) -> list[str]:
     return [line.removeprefix("p.toml: transform") for line in problems]
 
 
-def test_mistakes_of_a_keyed_step_name_their_key() -> None:
+def test_mistakes_in_a_keyed_step_are_reported_with_their_key() -> None:
     assert draft_problems(nth={"every": 0}) == [
         ".nth.every: found 0, expected a whole number of at least 1",
         '.nth.keys: missing; name the key columns, as in ["user"]',
@@ -58,7 +58,7 @@ def test_mistakes_of_a_keyed_step_name_their_key() -> None:
     )
 
 
-def test_the_key_must_be_a_column_of_the_sql() -> None:
+def test_keyed_step_key_must_be_a_scalar_column_of_the_sql() -> None:
     assert static_sql_check.check_sql(pipeline()).problems == []
     problems = static_sql_check.check_sql(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
     assert len(problems) == 1
@@ -67,7 +67,7 @@ def test_the_key_must_be_a_column_of_the_sql() -> None:
     assert line.startswith('transform.nth.keys: column "user" has type array<string>, expected a scalar type')
 
 
-def test_an_added_column_needs_a_new_name_and_later_stages_see_it() -> None:
+def test_added_column_with_an_existing_name_is_refused() -> None:
     for check in (lambda p: static_sql_check.check_sql(p).problems, start_problems):
         (line,) = check(pipeline(number_column="tags"))
         assert line.endswith(
@@ -89,7 +89,7 @@ def start_problems(described: Any) -> list[str]:
     return []
 
 
-def test_a_start_reports_every_mistake_in_the_columns() -> None:
+def test_start_reports_every_mistake_in_the_columns() -> None:
     columns = {
         f.name: f for f in (Field("tags", "array<string>"), Field("__h", "int"), Field("_event_ts", "timestamp"))
     }
@@ -119,7 +119,7 @@ def test_check_and_explain_describe_a_keyed_step() -> None:
     )
 
 
-def test_rows_of_a_keyed_step_replace_nothing_and_have_no_backfill() -> None:
+def test_keyed_step_refuses_merge_mode_and_backfill() -> None:
     with pytest.raises(
         ConfigError, match='"merge" replaces rows with the same identity, but rows of a nth stage have no identity'
     ):
@@ -133,7 +133,7 @@ def test_rows_of_a_keyed_step_replace_nothing_and_have_no_backfill() -> None:
         backfill_plan.backfill_pipeline(pipeline(), 0, 1, None)
 
 
-def test_the_schema_describes_the_table_and_every_key_of_a_keyed_step() -> None:
+def test_json_schema_describes_the_table_and_keys_of_a_keyed_step() -> None:
     schema = build_schema(WithNth, "a transform")
     assert {"required": ["nth"]} in schema["allOf"][0]["anyOf"]
     for both in (["window", "join"], ["window", "nth"], ["join", "nth"], ["dedup", "nth"]):

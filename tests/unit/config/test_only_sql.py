@@ -1,4 +1,4 @@
-"""Configs of pipelines of SQL alone: valid ones, mistakes that `check` finds in the SQL, and columns to group by."""
+"""Configs of SQL-only pipelines: valid configs, mistakes that `check` reports, and columns to group by."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def problems(text: str) -> list[str]:
     return static_sql_check.check_sql(pipeline).problems
 
 
-def test_sql_alone_is_a_pipeline() -> None:
+def test_sql_only_config_is_a_stateless_pipeline() -> None:
     pipeline = toml.loads(config())
     assert pipeline.transform.is_stateless
     assert pipeline.transform.step is ROWS
@@ -128,11 +128,11 @@ def test_a_transform_with_a_window_is_not_stateless() -> None:
         ),
     ],
 )  # fmt: skip
-def test_check_reports_mistakes_in_sql_alone(changes: dict[str, str], message: str) -> None:
+def test_check_reports_mistakes_in_sql_only_config(changes: dict[str, str], message: str) -> None:
     assert problems(config(**changes)) == [message]
 
 
-def test_a_stage_of_sql_takes_the_event_time_of_its_source() -> None:
+def test_sql_only_config_accepts_event_time_column_of_source() -> None:
     with_time = {
         "schema": "user STRING, page STRING, n INT, _event_ts TIMESTAMP",
         "sql": "SELECT user, _event_ts FROM source",
@@ -140,7 +140,7 @@ def test_a_stage_of_sql_takes_the_event_time_of_its_source() -> None:
     assert problems(config(**with_time)) == []
 
 
-def test_several_sources_make_one_table() -> None:
+def test_sources_of_sql_only_config_must_have_equal_columns() -> None:
     same = SECOND.replace("SCHEMA", "user STRING, page STRING, n BIGINT")
     assert problems(config(same, sql="SELECT user, page FROM source WHERE true")) == []
     (line,) = problems(config(same, sql="SELECT user, n FROM source WHERE true"))
@@ -154,7 +154,7 @@ def test_several_sources_make_one_table() -> None:
     assert 'column "m" is missing in source "clicks" and int in source "views"' in line
 
 
-def test_the_rest_of_a_stateless_config_is_checked_too() -> None:
+def test_dead_letter_and_target_of_sql_only_config_are_checked() -> None:
     text = config().replace("[transform]\n", '[transform]\non_error = "dlq"\n')
     assert problems(text) == [
         'dead_letter: missing, but required by on_error = "dlq"; define [dead_letter] with a connection and a path, table or topic'
@@ -170,7 +170,7 @@ def test_the_rest_of_a_stateless_config_is_checked_too() -> None:
     assert any("target.mode" in p and "merge" in p for p in problems(text))
 
 
-def test_check_and_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_explain_describe_sql_only_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "clicks").mkdir()
     file = tmp_path / "p.toml"
     file.write_text(config())
@@ -186,7 +186,7 @@ def test_check_and_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [s.name for s in plan.stages] == ["read", "event time", "sql", "emit", "commit", "publish"]
 
 
-# -- by what results may be grouped ------------------------------------------------------------------------------------
+# -- grouping of results -----------------------------------------------------------------------------------------------
 
 
 def window(**more: Any) -> sw.Window:
@@ -200,7 +200,7 @@ def window(**more: Any) -> sw.Window:
     return sw.Window(**settings, aggregations=[sw.Aggregation(agg="count", as_="n")])
 
 
-def test_the_groupable_columns_of_windows_that_are_emitted_once() -> None:
+def test_window_bounds_are_groupable_only_if_emitted_once() -> None:
     assert find_groupable_columns(window()).names == {"window_start", "window_end"}
     assert find_groupable_columns(window(window_start_column="a", window_end_column="b", late_data="dlq")).names == {
         "a",
@@ -275,7 +275,7 @@ def test_rows_of_several_windows_may_not_be_grouped(sql: str, construct: str) ->
 
 
 def test_rows_of_a_source_may_not_be_grouped() -> None:
-    """There, a column of this name is not the start of a window."""
+    """In a source, a column with the name `window_start` is not the start of a window."""
     findings = SqlFindings()
     sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
     resolve_query(sql, {"source": ColumnTypes(RESULTS.types, True)}, findings)

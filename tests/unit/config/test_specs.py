@@ -1,4 +1,4 @@
-"""Specs of pipelines: TOML and Python build the same frozen objects, and TOML is written back."""
+"""Pipeline specs: TOML and Python build equal frozen objects, and specs can be written as TOML."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def small_pipeline(**more: object) -> sw.Pipeline:
     return sw.pipeline(**(settings | more))
 
 
-def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
+def test_example_config_loads_with_its_defaults() -> None:
     p = sw.loads(ISSUE, env={})
     w = p.transform.window
     assert (w.kind, w.gap_ms, w.max_session_duration_ms, w.group_by) == ("session", 30_000, 7_200_000, ("user_id",))
@@ -128,11 +128,11 @@ def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
 
 
 @pytest.mark.parametrize("lake", ["lake", sw.FilesConnection()], ids=["by name", "as an object"])
-def test_python_builds_the_same(lake: sw.FilesConnection | str) -> None:
+def test_python_and_toml_build_equal_pipelines(lake: sw.FilesConnection | str) -> None:
     assert build_in_python(lake) == sw.loads(ISSUE, env={})
 
 
-def test_toml_is_written_without_defaults_and_reads_back() -> None:
+def test_toml_is_written_without_defaults_and_can_be_read_again() -> None:
     p = sw.loads(ISSUE, env={})
     assert sw.to_toml(p) == WRITTEN
     assert sw.loads(WRITTEN, env={}) == p
@@ -190,7 +190,7 @@ def test_every_setting_survives_a_round_trip_through_toml() -> None:
         "${A}", "$${A}", "$$${A}", "${", "x ~ '^a$'",
     ],
 )  # fmt: skip
-def test_any_sql_survives_toml(sql: str) -> None:
+def test_any_sql_survives_a_round_trip_through_toml(sql: str) -> None:
     assert sw.loads(sw.to_toml(small_pipeline(transform_sql=sql)), env={}).transform.sql == sql
 
 
@@ -204,7 +204,7 @@ def test_specs_are_frozen() -> None:
         window.gap_ms = 5  # type: ignore[misc]
 
 
-def test_the_decorator_registers_by_name_once() -> None:
+def test_decorator_registers_each_pipeline_name_once() -> None:
     settings = {
         "source": sw.FilesConnection(),
         "source_query": "in/*.json",
@@ -225,7 +225,7 @@ def test_the_decorator_registers_by_name_once() -> None:
         sw.pipeline(name="x", sorce_query="q", **settings)
 
 
-def test_old_names_of_keys_still_work() -> None:
+def test_deprecated_names_of_config_keys_still_work() -> None:
     old = sw.Window(
         kind="tumbling",
         width_ms="1m",
@@ -248,7 +248,7 @@ def test_old_names_of_keys_still_work() -> None:
     )
 
 
-def test_a_mistake_in_python_reads_as_one_in_toml() -> None:
+def test_config_errors_in_python_read_like_those_in_toml() -> None:
     with pytest.raises(sw.ConfigError) as caught:
         tumbling(group_by="k", gap_ms=5, duration_ms=True)
     assert caught.value.problems == (
@@ -274,7 +274,7 @@ def test_a_mistake_in_python_reads_as_one_in_toml() -> None:
     )
 
 
-def test_a_source_over_a_dataframe() -> None:
+def test_dataframe_source_needs_a_name_and_has_no_toml() -> None:
     frame = object()
     p = small_pipeline(
         sources=[sw.Source(name="clicks", dataframe=frame)], window=tumbling(event_time_column="_event_ts")
@@ -291,12 +291,12 @@ def test_a_source_over_a_dataframe() -> None:
     )
 
 
-def test_a_console_by_name() -> None:
+def test_console_connection_can_be_referenced_by_name() -> None:
     p = small_pipeline(connections={"screen": sw.ConsoleConnection()}, target="screen", target_path=None)
     assert (p.target.connection, p.target.path) == ("screen", None)
 
 
-def test_connection_objects_get_names_that_are_free() -> None:
+def test_connection_objects_get_unused_names() -> None:
     taken = {"files": sw.ConsoleConnection(), "files_2": sw.ConsoleConnection()}
     p = small_pipeline(connections=taken)
     assert (p.sources[0].connection, p.target.connection) == ("files_3", "files_3")
@@ -310,7 +310,7 @@ def test_connection_objects_get_names_that_are_free() -> None:
     ("value", "ms"),
     [(250, 250), ("250ms", 250), ("30s", 30_000), ("5m", 300_000), ("2h", 7_200_000), ("30d", 2_592_000_000)],
 )
-def test_durations(value: int | str, ms: int) -> None:
+def test_durations_are_parsed_and_formatted(value: int | str, ms: int) -> None:
     assert parse_duration_ms(value) == ms
     assert parse_duration_ms(format_ms(ms)) == ms
 
@@ -331,11 +331,11 @@ def test_invalid_durations_are_refused(value: object) -> None:
         ("", []),
     ],
 )
-def test_columns_of_a_schema(ddl: str, columns: list[str]) -> None:
+def test_column_names_are_parsed_from_a_ddl_schema(ddl: str, columns: list[str]) -> None:
     assert parse_declared_columns(ddl) == columns
 
 
-def test_describing_loads_neither_spark_nor_frames() -> None:
+def test_importing_the_config_loads_neither_spark_nor_dataframes() -> None:
     code = "import sys, slackwater.config.toml; print([m for m in ('pyspark', 'pandas', 'polars', 'pyarrow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

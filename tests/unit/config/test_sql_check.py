@@ -1,6 +1,6 @@
-"""`check` of SQL without Spark: it accepts what Spark accepts, and reports each mistake with its key.
+"""`check` of SQL without Spark: valid SQL is accepted, and each mistake is reported with the config key.
 
-That Spark agrees is proved in tests/spark/test_check_against_spark.py, over the same cases.
+tests/spark/test_check_against_spark.py compares the results with Spark, over the same cases.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def test_sql_that_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("case", "key", "message"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
 )
-def test_every_mistake_is_reported_with_its_key(case: dict[str, str], key: str, message: str) -> None:
+def test_every_mistake_is_reported_with_config_key(case: dict[str, str], key: str, message: str) -> None:
     problems = static_sql_check.check_sql(pipeline(**case)).problems
     assert [line for line in problems if line.startswith(f"{key}: ") and message in line], problems
     assert all("\n" not in line for line in problems)
@@ -39,7 +39,7 @@ def test_unsupported_sql_is_reported_as_not_checked(case: dict[str, str], messag
     assert any(message in line for line in checked.unchecked), checked.unchecked
 
 
-def test_all_mistakes_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     case = {
         "query": "SELECT usr_id, amount FROM source",
         "keys": '"user"',
@@ -56,8 +56,8 @@ def test_all_mistakes_at_once() -> None:
     ]
 
 
-def test_mistakes_of_both_kinds_are_reported_together() -> None:
-    """These are mistakes of the config and mistakes that its schema shows."""
+def test_config_and_sql_mistakes_are_reported_together() -> None:
+    """Report an unknown config key together with a column that the schema does not contain."""
     text = config(query="SELECT usr_id AS user_id, amount, _event_ts FROM source").replace(
         "max_groups_per_window = 1000", "max_groups = 1"
     )
@@ -81,7 +81,7 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
         ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "this check cannot parse the SQL"),
     ],
 )  # fmt: skip
-def test_sql_without_known_types_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
+def test_sql_with_unknown_types_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
     findings = static_sql_check.check_sql(pipeline(**case))
     assert findings.problems == []
     assert [line for line in findings.unchecked if message in line], findings.unchecked
@@ -107,12 +107,12 @@ def test_a_gap_and_an_event_time_in_sql_must_be_row_wise(expression: str, part: 
         assert f'transform.window.{key}: "{expression}" must be row-wise, but it uses {part}' in problems
 
 
-def test_every_pipeline_of_the_pages_is_right() -> None:
+def test_every_pipeline_in_documentation_passes_check() -> None:
     names = re.findall(
         r"\$\{(\w+)\}", "".join(p.read_text() for p in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     )
     env = dict.fromkeys(names, "postgresql://h/d")
-    own_code = re.compile('agg = "shop:|kind = "journal"|class = "card_rules:')  # of packages that the pages write
+    own_code = re.compile('agg = "shop:|kind = "journal"|class = "card_rules:')  # classes that only the pages define
     seen = 0
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for text in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
@@ -182,7 +182,7 @@ kind = "in_memory"
         ('time_window_ms = "5m"', 'time_window_ms = "5m"\noutput_left_columns = ["shopp"]', 'stages[0].join.output_left_columns: column "shopp" does not come out of the left side'),
     ],
 )  # fmt: skip
-def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, message: str | None) -> None:
+def test_check_reports_mistakes_in_sql_of_joins_and_stages(old: str, new: str, message: str | None) -> None:
     findings = static_sql_check.check_sql(toml.loads(JOIN.replace(old, new), "p.toml"))
     if message is None:
         assert (findings.problems, findings.unchecked) == ([], [])
@@ -190,13 +190,13 @@ def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, message: st
         assert [line for line in findings.problems if line.startswith(message)], findings.problems
 
 
-def test_scalar_types_are_those_of_the_state() -> None:
+def test_scalar_types_equal_types_of_state() -> None:
     assert set(schema_ddl.SCALARS) == {*schema._SIMPLE, "decimal"}
     assert schema.NUMBERS == schema_ddl.NUMBERS
 
 
 @pytest.mark.parametrize(("text", "columns"), DDL.items())
-def test_schemas_are_read_as_spark_reads_them(text: str, columns: dict[str, str]) -> None:
+def test_schemas_are_parsed_as_spark_parses_them(text: str, columns: dict[str, str]) -> None:
     assert schema_ddl.parse_ddl_columns(text) == columns
 
 
@@ -206,7 +206,7 @@ def test_an_invalid_schema_is_refused(text: str) -> None:
         schema_ddl.parse_ddl_columns(text)
 
 
-def test_a_secret_schema_is_not_shown() -> None:
+def test_schema_from_secret_is_not_shown_in_error() -> None:
     text = config(schema='schema = "${SCHEMA}"')
     with pytest.raises(Exception, match="is not a valid Spark schema") as raised:
         toml.loads(text, "p.toml", {"SCHEMA": "hidden STRNG"})
@@ -215,7 +215,7 @@ def test_a_secret_schema_is_not_shown() -> None:
 
 @pytest.mark.parametrize("many", [3_000, 30_000])
 @pytest.mark.parametrize("text", ["amount + {}1", "CASE WHEN {}true THEN 1 END"])
-def test_sql_of_any_size_is_checked_or_reported_as_not_checked(text: str, many: int) -> None:
+def test_oversized_sql_is_reported_as_not_checked(text: str, many: int) -> None:
     """The SQL is nested too deeply for a recursive parser, or has too many words to be read in a second."""
     inner = ("1 + " if "amount" in text else "amount = 1 OR ") * many
     findings = static_sql_check.check_sql(

@@ -1,4 +1,4 @@
-"""Specs of stages: TOML and Python build the same objects, and conflicting settings are refused in one line."""
+"""Stage specs: TOML and Python build equal objects, and conflicting settings are refused in one line."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def problems(text: str) -> list[str]:
     return error.value.problems
 
 
-def test_toml_and_python_build_the_same() -> None:
+def test_toml_and_python_build_equal_stages() -> None:
     parsed = toml.loads(config())
     assert toml.loads(sw.to_toml(parsed)) == parsed
     assert "[transform]" not in sw.to_toml(parsed)
@@ -136,7 +136,7 @@ def test_toml_and_python_build_the_same() -> None:
         ("left", "right", 30_000),
     ],
 )
-def test_the_watermark_delay_of_a_window_after_a_join(kind: str, event_time: str, hold: int) -> None:
+def test_watermark_delay_after_join_follows_kind_and_event_time(kind: str, event_time: str, hold: int) -> None:
     pipeline = toml.loads(
         config(kind, **{'event_time_column = "ts"': f'event_time_column = "ts"\nevent_time = "{event_time}"'})
     )
@@ -168,7 +168,7 @@ def test_conflicting_settings_are_refused_in_one_line(changes: dict[str, str], l
     ] or line in [f"revenue: {p.split(': ', 1)[1]}" for p in problems(config(**changes))]
 
 
-def test_a_stage_reads_only_earlier_stages() -> None:
+def test_swapped_stages_and_a_single_stage_are_refused() -> None:
     text = config()
     first, second = text.index("[[stages]]"), text.rindex("[[stages]]")
     swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
@@ -196,7 +196,7 @@ def test_check_and_explain_describe_both_stages(tmp_path: Path, capsys: pytest.C
     assert explain.build_plan(toml.loads(config())).state_bytes
 
 
-def test_a_step_names_the_table_that_describes_it() -> None:
+def test_step_names_the_config_table_that_describes_it() -> None:
     window = sw.Window(
         kind="tumbling", duration_ms=1, max_groups_per_window=1, aggregations=[sw.Aggregation(agg="count", as_="n")]
     )

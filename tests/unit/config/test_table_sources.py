@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables as sources, in a config."""
+"""Configs with Delta and Iceberg tables as sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.runner import run_options
 
 
 def page(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
-    """Build the pipeline of the page with a change."""
+    """Load the pipeline of the documentation page with one change."""
     text = next(b for n in range(9) if '"visits"' in (b := block("toml", n, "docs/sources/tables.md")))
     assert old in text
     (tmp_path / "p.toml").write_text(text.replace(old, new, 1) if old else text)
@@ -39,13 +39,13 @@ KEY = "max_files_per_trigger = 100"
         ('event_time_column = "at"', "", 'source "clicks" reads a table, whose rows have no default event time'),
     ],
 )  # fmt: skip
-def test_keys_that_do_not_fit_a_table_are_refused(tmp_path: Path, old: str, new: str, line: str) -> None:
+def test_keys_that_do_not_apply_to_tables_are_refused(tmp_path: Path, old: str, new: str, line: str) -> None:
     with pytest.raises(ConfigError) as raised:
         page(tmp_path, old, new)
     assert line in str(raised.value)
 
 
-def test_a_table_path_is_relative_to_the_config_and_explained(tmp_path: Path) -> None:
+def test_table_path_is_relative_to_config_and_shown_by_explain(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert pipeline.sources[0].query == str(tmp_path / "lake" / "clicks")
     text = str(explain.build_plan(pipeline))
@@ -59,7 +59,7 @@ def test_a_table_path_is_relative_to_the_config_and_explained(tmp_path: Path) ->
     )
 
 
-def test_a_key_of_tables_is_refused_for_files() -> None:
+def test_table_only_key_is_refused_for_files_source() -> None:
     with pytest.raises(ConfigError, match=r'on_rewrite: applies only to connections of kind "delta" or "iceberg"'):
         sw.pipeline(
             name="p",
@@ -77,7 +77,7 @@ def test_a_key_of_tables_is_refused_for_files() -> None:
         )
 
 
-def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
+def test_table_source_next_to_spark_planned_source_is_refused() -> None:
     from types import SimpleNamespace
     from typing import Any
 

@@ -23,7 +23,7 @@ def window(**more: Any) -> sw.Window:
         ("+02:00", '"UTC"'),
     ],
 )
-def test_a_zone_has_a_name_of_the_iana_database(zone: str, hint: str) -> None:
+def test_unknown_time_zone_is_refused_with_a_hint(zone: str, hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         window(event_time_zone=zone)
     (line,) = raised.value.problems
@@ -31,12 +31,12 @@ def test_a_zone_has_a_name_of_the_iana_database(zone: str, hint: str) -> None:
     assert hint in line
 
 
-def test_valid_keys_are_kept() -> None:
+def test_valid_time_keys_are_parsed() -> None:
     spec = window(event_time_zone="America/New_York", max_jump_ms="2h")
     assert (spec.event_time_zone, spec.max_jump_ms) == ("America/New_York", 7_200_000)
     assert (window().event_time_zone, window().max_jump_ms, window().max_future_ms) == (None, None, 3_600_000)
 
 
-def test_processing_time_takes_no_max_jump() -> None:
+def test_max_jump_is_refused_with_processing_time() -> None:
     with pytest.raises(ConfigError, match='max_jump_ms: cannot be combined with time_mode = "processing"'):
         window(max_jump_ms="1h", time_mode="processing")

@@ -1,4 +1,4 @@
-"""Durations with their units: every key that takes milliseconds has one without `_ms` that takes text; defaults of variables."""
+"""Durations with units, in keys without the suffix `_ms`, and default values of variables and limits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GAP = "gap_ms                   = 30000"
 
 
 @pytest.mark.parametrize("spec", [Pipeline, Source, Lookup, Window, Join, StateStore])
-def test_every_duration_has_a_key_that_takes_its_unit(spec: type[Spec]) -> None:
+def test_every_duration_key_has_a_variant_with_units(spec: type[Spec]) -> None:
     in_ms = {key for key, declared in spec.KEYS.items() if "duration" in declared.shape}
     assert set(find_duration_keys(spec).values()) == in_ms
     assert all(key == f"{name}_ms" for name, key in find_duration_keys(spec).items())
 
 
-def test_keys_with_and_without_ms_mean_the_same() -> None:
+def test_duration_keys_with_and_without_ms_are_equivalent() -> None:
     old = ISSUE
     new = old.replace(GAP, 'gap = "30s"')
     assert new != old
@@ -44,13 +44,13 @@ def test_keys_with_and_without_ms_mean_the_same() -> None:
         ('gap = "30"', 'gap: found "30", expected a duration greater than 0 ("30s", "5m", "2h")'),
     ],
 )
-def test_a_wrong_duration_is_one_line(gap: str, line: str) -> None:
+def test_invalid_duration_is_reported_in_one_line(gap: str, line: str) -> None:
     with pytest.raises(sw.ConfigError) as raised:
         sw.loads(ISSUE.replace(GAP, gap), "p.toml")
     assert f"p.toml: transform.window.{line}" in raised.value.problems
 
 
-def test_a_duration_below_a_second_without_a_unit_gets_a_hint() -> None:
+def test_duration_below_a_second_without_a_unit_gets_a_hint() -> None:
     def lines(gap: str) -> list[str]:
         pipeline = sw.loads(ISSUE.replace(GAP, gap))
         assert len(list(find_durations_without_unit(pipeline))) == (gap == "gap_ms = 30")
@@ -62,7 +62,7 @@ def test_a_duration_below_a_second_without_a_unit_gets_a_hint() -> None:
     assert lines('gap = "30ms"') == lines('gap_ms = "30ms"') == lines("gap_ms = 30000") == []
 
 
-def test_a_variable_has_a_default() -> None:
+def test_config_variable_falls_back_to_its_default() -> None:
     content = ISSUE.replace(GAP, 'gap = "${GAP:-30s}"')
     for env, ms in (({}, 30_000), ({"GAP": ""}, 30_000), ({"GAP": "2m"}, 120_000)):
         pipeline = sw.loads(content, env=env)
@@ -71,6 +71,6 @@ def test_a_variable_has_a_default() -> None:
         assert 'gap = "${GAP:-30s}"' in sw.to_toml(pipeline)
 
 
-def test_windows_have_a_default_limit() -> None:
+def test_windows_have_a_default_group_limit() -> None:
     count = [sw.Aggregation(agg="count", as_="n")]
     assert sw.Window(kind="tumbling", duration="1m", aggregations=count).max_groups_per_window == 1_000_000

@@ -1,1 +1,1 @@
-"""A connector outside Slackwater: journals, which are files that only grow."""
+"""A connector outside Slackwater for journals, which are append-only files."""

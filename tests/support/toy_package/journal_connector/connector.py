@@ -1,4 +1,4 @@
-"""Opens journals for a run and for commands that read results."""
+"""Connector that opens journals for runs and for commands that read results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slackwater knows about journals without opening one. This module must import quickly: `slackwater check` imports it."""
+"""The description of journals for Slackwater. `slackwater check` imports this module, so the import must be fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the results in a journal back."""
+"""Read results back from a journal."""
 
 from __future__ import annotations
 

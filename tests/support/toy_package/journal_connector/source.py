@@ -1,4 +1,4 @@
-"""Journals as sources: each line is a row, as JSON."""
+"""Journals as sources: each line is a JSON row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_lines(path: Path, encoding: str) -> list[str]:
 
 @dataclass(frozen=True)
 class JournalSource(SelfPlannedSource):
-    """A journal. `schema`: the columns of its rows."""
+    """Source that reads a journal. `schema` has the columns of the rows."""
 
     path: Path
     encoding: str

@@ -1,4 +1,4 @@
-"""Journals as targets. An epoch is one line with its rows and its marker, so that both are written, or neither."""
+"""Write epochs to a journal. An epoch is one line with its rows and its marker, so both are written, or neither."""
 
 from __future__ import annotations
 
