@@ -146,7 +146,7 @@ def test_sessions_merged_by_a_late_row_become_one_row(place: Place) -> None:
     assert place.content() == plain({("u", 0.5, 100): 8, ("v", 0.5, 300): 1})
 
 
-def test_row_at_the_former_start_of_a_session_is_deleted(place: Place) -> None:
+def test_row_at_the_previous_start_of_a_session_is_deleted(place: Place) -> None:
     target = place.target()
     target.publish(0, rows({("u", 0.5, 100): 3, ("u", 0.5, 300): 4}))
     target.publish(1, rows({("u", 0.5, 40): 8}), gone(("u", 0.5, 100), ("u", 0.5, 300)))

@@ -190,7 +190,7 @@ def damage(url: str, table: str, column: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("part", select_cases(range(8)))
-def test_invalid_column_values_never_raise_a_raw_exception(url: str, part: int, postgres: Any) -> None:
+def test_invalid_column_values_never_raise_an_unwrapped_exception(url: str, part: int, postgres: Any) -> None:
     """A start, an epoch and a flush succeed or fail with a one-line error. Invalid NULLs in state rows always fail."""
     copy = f"{url.rpartition('/')[2]}_copy"
     other = f"{url.rpartition('/')[0]}/{copy}"
@@ -229,7 +229,7 @@ NEVER_NULL = ("unit", "key_hash", "kind", "window_start", "last_event", "closes_
 
 
 @pytest.mark.parametrize("cut", ["''", "substring(data FOR 100)", "'not Arrow'"])
-def test_damaged_staged_output_is_reported_by_name(url: str, cut: str) -> None:
+def test_error_for_damaged_staged_output_names_the_output(url: str, cut: str) -> None:
     with begun(url) as test:
         test._faults.step = "write.before"
         with pytest.raises(SimulatedCrash):
@@ -252,7 +252,7 @@ def test_state_changed_only_by_slackwater_passes_verification(url: str, seed: in
         assert not verify_postgres(PostgresStore(url, "public", "law")).problems
 
 
-def test_next_commit_adds_missing_table_records_to_the_state(url: str) -> None:
+def test_next_commit_adds_missing_table_metadata(url: str) -> None:
     with begun(url) as test:
         test._stop()
         with psycopg.connect(url, autocommit=True) as db:

@@ -104,7 +104,7 @@ def test_new_columns_are_added_and_existing_rows_have_null(place: Place) -> None
 
 
 @pytest.mark.parametrize("wrong", select_cases(["another type", "not said"]))
-def test_table_with_another_mismatch_is_refused_without_new_columns(place: Place, wrong: str) -> None:
+def test_other_schema_mismatch_is_refused_and_adds_no_columns(place: Place, wrong: str) -> None:
     with place.open(TABLE):
         pass
     if wrong == "another type":
@@ -117,7 +117,7 @@ def test_table_with_another_mismatch_is_refused_without_new_columns(place: Place
     assert place.content().columns == ["k", "n"]
 
 
-def test_table_of_another_owner_is_refused_with_list_of_new_columns(postgres: Any) -> None:
+def test_error_for_table_of_another_owner_lists_the_new_columns(postgres: Any) -> None:
     url = postgres.database("new_columns_owned")
     target = PostgresTarget(url, "public.out", TABLE)
     target.open()

@@ -72,7 +72,7 @@ def test_run_is_recorded_at_its_start_and_at_its_end(make: Make, store: Any) -> 
     assert len(error) == MOST_TEXT
 
 
-def test_killed_run_stays_in_the_history_without_an_end(make: Make, store: Any) -> None:
+def test_killed_run_stays_in_the_history_without_an_end_time(make: Make, store: Any) -> None:
     store.save_run(run(1))
     store.save_run(run(2, ended_us=3, outcome="finished", last_epoch=0))
     assert [(r.started_us, r.outcome) for r in make().runs()] == [(1, None), (2, "finished")]
@@ -120,7 +120,7 @@ def test_unwritable_run_history_does_not_fail_a_run(tmp_path: Path) -> None:
     store.close()
 
 
-def test_error_is_cut_to_one_line_and_an_ended_run_replaces_its_entry() -> None:
+def test_error_is_truncated_to_one_line_and_end_replaces_start_entry() -> None:
     assert one_line(" a\n b\t c ") == "a b c"
     assert len(one_line("x" * 9999)) == MOST_TEXT
     assert add_or_replace_run([run(1), run(2)], run(1, outcome="stopped"))[-1].outcome == "stopped"

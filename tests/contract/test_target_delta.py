@@ -76,7 +76,7 @@ def test_every_type_round_trips_and_works_as_a_key(tmp_path: Path, field: Field)
     assert sorted(content(tmp_path)["n"].to_list()) == [0, 9, 9]
 
 
-def test_composite_key_of_all_types_matches_null_with_null(tmp_path: Path) -> None:
+def test_composite_key_comparison_is_null_safe(tmp_path: Path) -> None:
     fields = (*WIDE, Field("n", "bigint"))
     target = opened(tmp_path, TargetTable("p", fields, tuple(f.name for f in WIDE)))
     for epoch in range(2):
@@ -113,7 +113,7 @@ def test_epoch_marker_survives_a_delta_checkpoint(tmp_path: Path) -> None:
     assert opened(tmp_path, table).last_epoch() == 5
 
 
-def test_table_with_columns_in_another_order_is_accepted(tmp_path: Path) -> None:
+def test_table_with_columns_in_a_different_order_is_accepted(tmp_path: Path) -> None:
     DeltaTable.create(tmp_path, Schema.from_arrow(to_arrow_schema(list(reversed(NARROW)))))
     for epoch, mode in enumerate(("merge", "append")):
         opened(tmp_path, TargetTable("p", NARROW, ("at", "key")), mode).publish(

@@ -69,7 +69,7 @@ def test_text_formats_write_times_as_iso_and_bytes_as_hexadecimal(tmp_path: Path
     )
 
 
-def test_unwritable_directory_is_reported_with_the_epoch(tmp_path: Path) -> None:
+def test_error_for_unwritable_directory_names_the_epoch(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PublishError, match=r"did not accept epoch 0 .* and will be published at the next start"):
         FilesTarget(tmp_path / "file", "csv", TABLE).publish(0, rows(1))
@@ -89,7 +89,9 @@ def in_bucket(url: str, form: str = "parquet", table: TargetTable = TABLE) -> Fi
 
 
 @pytest.mark.parametrize("form", ["parquet", "json", "csv"])
-def test_bucket_publishes_an_epoch_once_with_the_files_of_a_directory(bucket: str, tmp_path: Path, form: str) -> None:
+def test_bucket_target_publishes_once_and_writes_the_same_files_as_a_directory(
+    bucket: str, tmp_path: Path, form: str
+) -> None:
     for epoch in (3, 3, 2, 4):
         in_bucket(bucket, form).publish(epoch, rows(epoch))
         FilesTarget(tmp_path / "d", form, TABLE).publish(epoch, rows(epoch))
@@ -104,7 +106,7 @@ def test_bucket_publishes_an_epoch_once_with_the_files_of_a_directory(bucket: st
     assert not again.client.requests["get"], "what was fetched is kept"
 
 
-def test_replaced_runner_cannot_publish_to_a_bucket(bucket: str) -> None:
+def test_fenced_runner_cannot_publish_to_a_bucket(bucket: str) -> None:
     stale = in_bucket(bucket)
     stale.publish(0, rows(0))
     for epoch in (1, 2):
@@ -116,7 +118,7 @@ def test_replaced_runner_cannot_publish_to_a_bucket(bucket: str) -> None:
     assert in_bucket(bucket).last_epoch() == 2
 
 
-def test_bucket_output_of_a_previous_state_is_described_and_moved(bucket: str) -> None:
+def test_bucket_output_of_a_previous_state_is_reported_and_moved(bucket: str) -> None:
     in_bucket(bucket, table=TargetTable("p", tuple(FIELDS), None, "aaaaaaaaaa")).publish(5, rows(1))
     new = in_bucket(bucket, table=TargetTable("p", tuple(FIELDS), None, "bbbbbbbbbb"))
     assert new.describe_previous_output() == f'1 file of another state of "p" in "{bucket}", up to epoch 5'
@@ -128,7 +130,7 @@ def test_bucket_output_of_a_previous_state_is_described_and_moved(bucket: str) -
 
 
 @pytest.mark.parametrize("fault", ["503", "dropped", "lost", "slow"])
-def test_request_faults_do_not_change_the_epochs_in_a_bucket(bucket: str, s3: S3, fault: Fault) -> None:
+def test_failed_requests_do_not_change_published_epochs(bucket: str, s3: S3, fault: Fault) -> None:
     with FaultyProxy.in_front_of(s3.port) as door:
         count = [0]
 

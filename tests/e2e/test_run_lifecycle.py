@@ -135,7 +135,7 @@ def clean(text: str) -> None:
 
 @pytest.mark.parametrize("within", [True, False])
 @exhaustive(beside="test_error_boundary.py::test_end_of_the_spark_process_is_reported_instead_of_other_errors")
-def test_killed_spark_is_one_line_error_and_next_start_continues(home: Path, within: bool) -> None:
+def test_killed_spark_causes_one_line_error_and_next_start_continues(home: Path, within: bool) -> None:
     """Kill Spark between two epochs or within one, as the system does when memory runs out."""
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
     child.wait_for(lambda: committed(home) == 0 and "epoch=0" in child.said())
@@ -191,7 +191,7 @@ def test_python_process_logs_runs_and_can_run_again_after_spark_is_killed(home: 
 
 @pytest.mark.parametrize("logging", ["", "logging.basicConfig(level=logging.INFO, format='mine %(name)s %(message)s')"])
 @exhaustive(beside="test_error_boundary.py::test_slackwater_error_is_raised_without_its_cause")
-def test_bad_row_is_one_line_error_in_python(home: Path, logging: str) -> None:
+def test_bad_row_raises_one_line_error_in_python(home: Path, logging: str) -> None:
     rows(home, 1, ts="nonsense")
     child = Child(home, "-c", SCRIPT.format(before=logging, flags={"available_now": True}, after=""))
     assert child.ends() == 1
@@ -225,7 +225,7 @@ for work in (
 
 
 @exhaustive(beside="test_error_boundary.py::test_py4j_errors_are_hidden_and_py4j_loggers_are_restored")
-def test_failed_analysis_in_user_session_is_one_line_error(home: Path) -> None:
+def test_analysis_error_in_user_spark_session_is_one_line(home: Path) -> None:
     config = home / "life.toml"
     config.write_text(config.read_text().replace("SELECT * FROM source", "SELECT nope FROM source"))
     child = Child(home, "-c", OWN)
@@ -278,7 +278,7 @@ def probe(port: int, path: str) -> tuple[int, str] | None:
 
 
 @pytest.mark.parametrize("stop_moment", select_cases(["while Spark starts", "within an epoch"]))
-def test_image_entry_point_answers_probes_and_stops_within_grace_period(home: Path, stop_moment: str) -> None:
+def test_container_entry_point_answers_probes_and_stops_within_grace_period(home: Path, stop_moment: str) -> None:
     """Run the entry point of the Dockerfile with the probes and the stop signal of the Kubernetes manifest."""
     pod = deploy_files.deployment()["spec"]["template"]["spec"]
     live, ready = (pod["containers"][0][n]["httpGet"]["path"] for n in ("livenessProbe", "readinessProbe"))

@@ -149,7 +149,7 @@ def epoch(browser: Browser) -> int:
 
 
 @exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
-def test_page_follows_a_session_run_and_reports_a_killed_runner(
+def test_live_page_updates_for_a_session_pipeline_and_shows_a_killed_runner(
     browser: Browser, started: Any, shared_data: Path, tmp_path: Path
 ) -> None:
     split_file(shared_data / "CollegeMsg.txt", tmp_path / "all", 1)

@@ -75,7 +75,7 @@ def test_results_and_watermarks_do_not_depend_on_the_clock(first: int) -> None:
 
 
 @pytest.mark.parametrize("hours", [-24, -1, 1, 24])
-def test_open_windows_are_updated_again_after_a_clock_jump(hours: int) -> None:
+def test_open_windows_keep_receiving_updates_after_a_clock_jump(hours: int) -> None:
     """
     clock     00:00    00:10             set to another time     + 20 s: at the latest now
     row       1        2                 3                       4

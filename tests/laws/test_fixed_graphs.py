@@ -17,7 +17,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
-def test_seeded_graphs_equal_batch_results_despite_crashes(first: int) -> None:
+def test_random_pipelines_match_batch_results_despite_crashes(first: int) -> None:
     seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
@@ -57,7 +57,7 @@ def test_stages_are_added_and_removed_between_runs(step: str) -> None:
         assert counted == 60, "every row since it began, once"
 
 
-def test_plan_gives_verdicts_for_added_removed_and_moved_stages() -> None:
+def test_plan_reports_the_effect_of_added_removed_and_moved_stages() -> None:
     with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, capture_losses=False) as test:
         test.pipe({"a": rows(0)})
         state = test._driver.state

@@ -74,21 +74,21 @@ def check(kind: str, result: LocalResult) -> None:
 
 @pytest.mark.semantics("tumbling-and-hopping-windows", "sessions")
 @pytest.mark.parametrize("kind", SHAPES)
-def test_scripts_give_the_golden_windows_and_late_rows(kind: str) -> None:
+def test_golden_inputs_produce_golden_windows_and_late_rows(kind: str) -> None:
     """A short script for each window kind gives the expected windows and late rows, including for times before 1970."""
     check(kind, run(kind, SCRIPTS[kind]))
 
 
 @pytest.mark.parametrize("step", KILL_POINTS)
 @pytest.mark.parametrize("kind", SHAPES)
-def test_crash_at_a_step_of_every_epoch_gives_the_golden_windows(kind: str, step: str) -> None:
+def test_golden_results_survive_a_crash_in_every_epoch(kind: str, step: str) -> None:
     script = [item for epoch in SCRIPTS[kind] for item in (Crash(step), epoch)]
     check(kind, run(kind, [*script, Crash(step)]))  # the last crash is in the flush
 
 
 @pytest.mark.parametrize("shards", [1, 3, 7])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_other_shard_counts_and_reshards_give_the_golden_windows(kind: str, shards: int) -> None:
+def test_shard_count_and_resharding_do_not_change_golden_results(kind: str, shards: int) -> None:
     check(kind, run(kind, SCRIPTS[kind], shards=shards))
     for after in range(len(SCRIPTS[kind])):
         check(kind, run(kind, SCRIPTS[kind], shards=shards, reshard_after=(after, 4)))

@@ -73,7 +73,7 @@ def test_crash_leaves_rows_in_the_state_of_both_stages_or_neither(step: str) -> 
     assert sum(r["n"] for r in calm.rows) == 12 * 9 - 2 * (4 + 3 + 2 + 1)
 
 
-def test_single_transform_refuses_state_of_two_stages_without_formerly(tmp_path: Any) -> None:
+def test_single_stage_refuses_two_stage_state_without_formerly_option(tmp_path: Any) -> None:
     spec = join(kind="inner", time_window_ms=20)
     script = [rows([("x", 100)], [("x", 100)])]
     run_local(spec, script, SCHEMA, sources=("a", "b"), downstream=COUNTED, state_dir=str(tmp_path))

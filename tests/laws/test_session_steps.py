@@ -8,7 +8,7 @@ from tests.support.case_selection import select_cases
 
 
 @pytest.mark.parametrize("first", select_cases(range(1, 2001, 50), keep=2))
-def test_interval_walk_gives_the_same_state_as_array_step(first: int) -> None:
+def test_compiled_and_array_based_session_merge_produce_the_same_state(first: int) -> None:
     counts = [session_steps.check_seed(seed) for seed in range(first, first + 50)]
     epochs, rows, late, refused = (sum(n) for n in zip(*counts, strict=True))
     assert rows > epochs > 50

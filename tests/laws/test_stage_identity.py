@@ -206,7 +206,7 @@ def transform(**more: str) -> Pipeline:
     )
 
 
-def test_formerly_connects_a_transform_with_a_stage() -> None:
+def test_formerly_option_maps_a_transform_to_the_state_of_a_stage() -> None:
     """A [transform] has the implicit name "transform". One of several stages can continue it, and vice versa."""
     later = ExpectedStage("s0", ("a",))
     with LocalPipeline(transform(), {"user": "string"}, capture_losses=False) as test:

@@ -101,7 +101,7 @@ def refusal(error: SlackwaterError, name: str) -> bool:
 
 
 @pytest.mark.parametrize("late_data", select_cases(["dlq", "drop"]))
-def test_any_column_name_works_or_is_rejected_by_name(spark: Any, tmp_path: Path, late_data: str) -> None:
+def test_column_name_is_accepted_or_the_error_names_it(spark: Any, tmp_path: Path, late_data: str) -> None:
     served = 0
     for name in [
         "i",
@@ -152,7 +152,7 @@ def test_run_accepts_and_rejects_column_names_like_the_test_kit(spark: Any, tmp_
     ["struct(*)", "struct(s.*)", "struct(* EXCEPT (key))", "named_struct('a', struct(*))"],
 )
 @pytest.mark.parametrize("shape", ["SELECT key, to_json({}) AS j, _event_ts FROM source s", "SELECT * FROM (SELECT key, to_json({}) AS j, _event_ts FROM source s) WHERE to_json(struct(*)) NOT LIKE '%_origin%'"])  # fmt: skip
-def test_star_in_a_struct_excludes_the_origin_column(spark: Any, clause: str, shape: str) -> None:
+def test_struct_star_excludes_the_internal_origin_column(spark: Any, clause: str, shape: str) -> None:
     frame = spark.sql("SELECT 1 AS a, 'k' AS key, timestamp'2024-01-01' AS _event_ts, 'hidden' AS _origin")
     frame.createOrReplaceTempView("source")
     (row,) = spark.sql(row_origin_propagation.add_origin_column(shape.format(clause))).collect()

@@ -42,7 +42,7 @@ def test_changed_pipeline_continues_from_the_existing_state(runner: Runner) -> N
         assert (snapshot.commit.shards, snapshot.commit.stages[0].fingerprint["gap_ms"]) == (3, 40_000)
 
 
-def test_a_rebuild_reads_everything_again(runner: Runner) -> None:
+def test_rebuild_reprocesses_all_input(runner: Runner) -> None:
     source: Any = runner.source(SIMPLE)
     runner.write("0.jsonl", events(0, 45))
     runner.run(source=source, window=simple(lateness_ms="1h"))

@@ -172,7 +172,7 @@ def test_replayed_file_rows_are_exact_and_use_the_new_source_options(runner: Run
 
 
 @exhaustive(beside="test_dead_letter_replay.py::test_replayed_file_rows_are_exact_and_use_the_new_source_options")
-def test_dead_letters_unreadable_with_a_changed_config_are_not_replayed(runner: Runner) -> None:
+def test_dead_letters_unreadable_under_a_new_config_are_not_replayed(runner: Runner) -> None:
     for n, second in enumerate((100, 0)):
         runner.write(f"{n}.jsonl", [{"user": "a", "ts": f"2024-03-01T00:{second // 60:02}:{second % 60:02}Z"}])
     settings: dict[str, Any] = {

@@ -39,7 +39,7 @@ def pipeline(left: str | None, right: str | None) -> sw.Pipeline:
     )
 
 
-def test_sql_of_each_join_side_is_analysed_for_the_source_of_that_side(spark: Any) -> None:
+def test_join_side_sql_is_resolved_against_its_own_source(spark: Any) -> None:
     rows = spark.createDataFrame([], SCHEMA)
     spec = pipeline(
         "SELECT id, price * 2 AS twice, _event_ts FROM source", "SELECT id, _event_ts FROM source WHERE id > 3"

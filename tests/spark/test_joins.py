@@ -110,7 +110,7 @@ def test_join_preserves_values_of_all_column_types(runner: Runner) -> None:
         assert sorted(map(repr, written_rows)) == sorted(map(repr, read_rows * (1 if side == "left" else 2)))
 
 
-@exhaustive(beside="test_join_sql.py::test_sql_of_each_join_side_is_analysed_for_the_source_of_that_side")
+@exhaustive(beside="test_join_sql.py::test_join_side_sql_is_resolved_against_its_own_source")
 def test_each_join_side_has_separate_sql_and_output_columns(runner: Runner) -> None:
     write_order_files(runner, 8)
     spec = join(

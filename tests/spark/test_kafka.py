@@ -169,7 +169,7 @@ def test_records_of_an_open_transaction_are_read_after_the_commit(runner: Runner
     assert count_rows(runner.output("latest")) == [("a", 1, 1)]
 
 
-@exhaustive(beside="test_config_change.py::test_a_rebuild_reads_everything_again")
+@exhaustive(beside="test_config_change.py::test_rebuild_reprocesses_all_input")
 def test_rebuild_starts_at_the_given_offsets(runner: Runner, topic: Make) -> None:
     events, other = topic(2), topic()
     events.send(*[{"user": "a", "amount": n} for n in (1, 2, 4, 8)], second=1)

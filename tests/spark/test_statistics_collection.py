@@ -159,7 +159,7 @@ def test_footer_statistics_equal_observed_statistics_for_every_time_type(
     assert ways.seen == ["footers"] * 2
 
 
-def test_windows_due_by_footers_are_emitted_in_the_reading_pass(ways: Ways) -> None:
+def test_windows_closed_by_footer_statistics_are_emitted_in_the_same_pass(ways: Ways) -> None:
     """seconds 0 1 2 | 10 | 100 | 200      gap of 20 s: a session closes in the third epoch, and one in the fourth"""
     source = columnar(ways.runner, [[0, 1, 2], [10], [100], [200]])
     ways.patch.setattr(first_rows_check, "ROWS", 1)

@@ -133,7 +133,7 @@ def test_json_schema_accepts_valid_files_and_refuses_unknown_keys(tmp_path: Path
 # -- discovery of test files
 
 
-def test_tested_config_is_explicit_or_matched_by_file_name(tmp_path: Path) -> None:
+def test_config_under_test_is_explicit_or_matched_by_file_name(tmp_path: Path) -> None:
     file = write_case(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
     assert case_file.tested_config(file, None) == tmp_path / "clicks.toml"
     (tmp_path / "clicks-late.toml").write_text(PIPELINE)
@@ -186,7 +186,7 @@ def test_case_files_are_discovered_by_directory_config_or_file(tmp_path: Path) -
         ("2024-03-01", dt.date(2024, 3, 1), True),
     ],
 )
-def test_expected_values_are_compared_by_meaning(a: Any, b: Any, same: bool) -> None:
+def test_expected_values_are_compared_by_typed_value(a: Any, b: Any, same: bool) -> None:
     assert equal_values(a, b) is equal_values(b, a) is same
 
 
@@ -361,7 +361,7 @@ def test_rows_of_a_stage_without_a_target_can_be_read() -> None:
     assert watched_run.stages["w"].height == 14
 
 
-def test_expected_rows_must_name_one_of_several_targets(tmp_path: Path) -> None:
+def test_expected_rows_require_a_target_name_if_there_are_several(tmp_path: Path) -> None:
     file = write_case(tmp_path, "[[steps]]\nrows = []\n[expect]\nrows = []\nstages.vists = []")
     (tmp_path / "clicks.toml").write_text(SEVERAL)
     with pytest.raises(ConfigError) as raised:
@@ -372,7 +372,7 @@ def test_expected_rows_must_name_one_of_several_targets(tmp_path: Path) -> None:
     ]
 
 
-def test_example_of_the_testing_page_runs() -> None:
+def test_example_in_the_testing_docs_runs() -> None:
     (example,) = [b for b in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "LocalPipeline" in b]
     exec(example, {})
 

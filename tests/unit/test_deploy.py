@@ -86,7 +86,7 @@ def test_query_with_unknown_metric_or_label_is_rejected(broken: str, labels_by_n
         test_every_query_uses_existing_metrics_and_labels(broken, labels_by_name)
 
 
-def test_grouping_includes_labels_of_aggregations_and_joins() -> None:
+def test_promql_labels_cover_aggregations_and_vector_matching() -> None:
     tree = parsed("sum by (pipeline, le) (rate(a[5m])) / on (source) group_left () sum by (side) (b)")
     assert set(grouping(tree)) == {"pipeline", "le", "source", "side"}
 
@@ -163,7 +163,7 @@ def test_commands_in_alert_and_panel_descriptions_exist() -> None:
             command = command.commands[word]
 
 
-def test_large_state_alert_has_the_threshold_of_the_config_warning() -> None:
+def test_large_state_alert_threshold_matches_the_config_warning() -> None:
     rule = next(r for r in RULES if r["alert"] == "SlackwaterStateLarge")
     assert rule["expr"] == f"{PREFIX}state_bytes > {config_warnings.DEFAULT_GIB * config_warnings.GIB}"
 

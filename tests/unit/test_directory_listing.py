@@ -53,7 +53,7 @@ def test_braces_in_a_pattern_expand_to_alternatives(pattern: str, expected: list
         ("{a*,b}c", ["axc", "bc"], ["xc"]),
     ],
 )
-def test_patterns_match_as_in_hadoop(pattern: str, yes: list[str], no: list[str]) -> None:
+def test_glob_patterns_match_as_in_hadoop(pattern: str, yes: list[str], no: list[str]) -> None:
     assert [n for n in [*yes, *no] if directory_listing.matches_pattern(pattern, n)] == yes
 
 

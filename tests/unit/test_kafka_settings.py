@@ -43,7 +43,7 @@ QUESTIONS: dict[str, Callable[[KafkaBroker], object]] = {
 
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_setting_is_reported_in_one_line(name: str, question: str) -> None:
+def test_unsupported_setting_is_reported_in_one_line(name: str, question: str) -> None:
     with pytest.raises(
         StartError, match=rf"Kafka at {NOWHERE}: a setting is not accepted \(.+\); correct the options"
     ) as raised:

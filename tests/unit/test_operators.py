@@ -280,15 +280,13 @@ def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
         "maintenance",
         "query",
         "dead_letters",
-        "runner",
         "spark",
         "state",
         "testing",
         "ui",
         "windows",
     ):
-        if package != "runner":
-            assert any(name.startswith(f"slackwater.{package}.") for name in answers), package
+        assert any(name.startswith(f"slackwater.{package}.") for name in answers), package
 
 
 def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:

@@ -9,7 +9,7 @@ import polars as pl
 from slackwater.storage.arrow_files import read_arrow, write_arrow
 
 
-def test_empty_lists_after_a_sort_do_not_shift_later_columns(tmp_path: Path) -> None:
+def test_empty_list_columns_keep_their_alignment_in_sorted_segments(tmp_path: Path) -> None:
     """Polars returns such a column as a slice beyond the end of its buffer, and the Arrow writer trusts the offset."""
     lists = pl.Series("set", [[1.0], [2.0], [3.0], []], dtype=pl.List(pl.Float64)).slice(3).list.sort()
     frame = pl.DataFrame(

@@ -70,7 +70,7 @@ def test_page_names_the_stages_and_the_source_that_hold_back_a_stage(page: UiSer
     assert block(page, "/ui/top.json")["held"] == holders["seen"]
 
 
-def test_watermark_lanes_show_the_inputs_of_a_stage(page: UiServer) -> None:
+def test_watermark_chart_has_one_lane_per_stage_input(page: UiServer) -> None:
     def lanes(path: str) -> list[tuple[object, ...]]:
         drawn = block(page, f"{path}/ui/watermark.json")["lanes"]
         assert isinstance(drawn, list)
@@ -88,7 +88,7 @@ def test_watermark_lanes_show_the_inputs_of_a_stage(page: UiServer) -> None:
     assert "stage minutes" in text
 
 
-def test_closing_bins_link_to_the_keys_of_their_stage(page: UiServer) -> None:
+def test_window_closing_histogram_links_to_the_keys_of_the_stage(page: UiServer) -> None:
     closing = block(page, "/stage/sessions/ui/closing.json")
     assert (closing["what"], closing["total"]) == ("sessions", 2)
     text = get(page, "/stage/sessions/").text
@@ -167,7 +167,7 @@ def test_saved_page_contains_and_links_all_stages(file: Path, tmp_path: Path) ->
     assert list(record["stages"]) == ["sessions", "minutes", "seen"]
 
 
-def test_page_model_of_one_stage_has_its_watermark_and_wait_reason(file: Path) -> None:
+def test_stage_page_model_has_the_watermark_and_the_reason_for_waiting(file: Path) -> None:
     seen = load_model(open_page_source(file), NOON, stage="minutes")
     assert (seen.stage, seen.pace, seen.joins) == ("minutes", None, None)
     assert seen.watermark.watermark_us == us("9:49")

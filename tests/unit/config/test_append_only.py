@@ -108,7 +108,7 @@ def test_topic_of_tumbling_windows_cannot_be_keyed_by_session_id() -> None:
     assert problems("kafka", TUMBLING, keys, window_start_column="begin", **REOPEN) == []
 
 
-def test_missing_or_invalid_sections_are_not_checked_for_corrections() -> None:
+def test_corrections_check_skips_missing_or_invalid_sections() -> None:
     window = SESSION.model_copy(update=REOPEN)
     transform = Transform(window=SESSION).model_copy(update={"window": window})
     target = TargetSpec(connection="files")

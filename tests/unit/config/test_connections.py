@@ -77,7 +77,7 @@ def test_every_kind_of_connection_round_trips_through_toml(old: str, new: str) -
     assert new != '"${START}"' or 'starting_offsets = "${START}"' in written
 
 
-def test_offsets_and_settings_are_read_unchanged() -> None:
+def test_offsets_and_settings_are_parsed_verbatim() -> None:
     p = sw.loads(KAFKA, env=ENV)
     assert p.sources[0].starting_offsets == {"orders": {"0": 1200, "1": 7}}
     assert p.spark == {"spark.driver.memory": "2g", "spark.ui.enabled": "false"}
@@ -106,7 +106,7 @@ def test_passwords_in_urls_are_hidden_in_all_errors() -> None:
         ('[state_store]\nkind = "postgres"', '[state_store]\nkind = "${URL}"', 'state_store.kind: found "${URL}", expected "files" or '),
     ],
 )  # fmt: skip
-def test_url_variable_at_a_wrong_key_is_shown_unexpanded(old: str, new: str, line: str) -> None:
+def test_variable_under_an_unknown_key_is_not_expanded_in_errors(old: str, new: str, line: str) -> None:
     (first, *_) = problems(swap(KAFKA, old, new), **ENV)
     assert first.startswith(line)
     assert "hunter2" not in first

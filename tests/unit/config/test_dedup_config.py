@@ -111,7 +111,7 @@ def test_merge_target_of_a_dedup_stage_is_refused() -> None:
         )
 
 
-def test_explain_states_the_watermark_delay_of_the_next_stage() -> None:
+def test_explain_shows_the_watermark_delay_of_the_next_stage() -> None:
     count = sw.Window(kind="tumbling", duration="1m", aggregations=[sw.Aggregation(agg="count", as_="n")])
     for keep, text in (("last", "10m behind"), ("first", "that of the previous stage")):
         described = sw.Pipeline(
