@@ -41,7 +41,7 @@ _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
 _SECRETS = ("password", "secret", "token", "jaas", ".key", "credential")
 _EARLIER = (KafkaError._FATAL, KafkaError._STATE)
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-_POLL_EVERY = 1000  # messages; polling for each message would take a fifth of the time
+_POLL_EVERY = 1000  # messages; a poll for each of them is slow
 _KEY_BYTES = 500_000  # a message is 1 MB at most by default, and its value repeats the key
 
 
