@@ -41,7 +41,7 @@ test-all: $(READY) ## runs every case of every test; also needs RabbitMQ and Chr
 # PySpark before 4.1 leaves sockets to the garbage collector, and its Connect client does not support protobuf 7 or later.
 VERSION ?= 4.0.5
 SPARK_VENV := .venv-spark-$(VERSION)
-SPARK_TESTS ?= tests/spark tests/contract/test_nested_values.py tests/contract/test_time_limits.py tests/e2e/test_connect.py
+SPARK_TESTS ?= tests/spark tests/contract/test_nested_values.py tests/contract/test_extreme_times_and_query_values.py tests/e2e/test_spark_connect.py
 
 $(SPARK_VENV)/.ready: $(READY)
 	@echo "Installing PySpark $(VERSION) into $(SPARK_VENV), once: about 450 MB"
@@ -71,16 +71,16 @@ bench: $(READY)  ## compares Slackwater with Spark's own stateful operators; REL
 	@$(BIN)/python -m benchmarks.run --json benchmarks/results/latest.json $(if $(RELEASE),--keep $(RELEASE))
 
 bench-compare: $(READY) ## compares two runs: make bench-compare OLD=benchmarks/results/0.1.0.json NEW=benchmarks/results/latest.json
-	@$(BIN)/python -m benchmarks.compare $(OLD) $(NEW) $(if $(UNLIKE),--unlike)
+	@$(BIN)/python -m benchmarks.compare_reports $(OLD) $(NEW) $(if $(UNLIKE),--unlike)
 
 bench-peers: $(READY) ## compares Slackwater with Flink and Kafka Streams, which it fetches; needs a JDK
 	@$(BIN)/python -m benchmarks.peers --json benchmarks/results/latest-peers.json
 
 faults: $(READY) ## kills a pipeline with SIGKILL at every named step and at random, on one machine and on a cluster; writes docs/faults.md
-	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py tests/e2e/test_iceberg_kill.py
+	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_run_kill_and_signals.py tests/e2e/test_iceberg_kill.py
 	@$(BIN)/python -m tests.e2e.matrices.kill_matrix --events 200000 --random 50 --write docs/faults.md
-	@$(BIN)/python -m tests.e2e.matrices.cluster_matrix --kills 5 --write docs/faults.md
-	@$(BIN)/python -m tests.e2e.matrices.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
+	@$(BIN)/python -m tests.e2e.matrices.cluster_fault_matrix --kills 5 --write docs/faults.md
+	@$(BIN)/python -m tests.e2e.matrices.cluster_fault_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
 
 docs: $(READY)   ## builds the docs as a site: open site/index.html
 	@$(BIN)/python -m zensical build --strict --clean

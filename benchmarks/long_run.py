@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.cases import FEW, Stream, Window
-from benchmarks.data import SCHEMA, frames
-from benchmarks.figures import machine
-from benchmarks.long_run_plot import draw
-from benchmarks.worker_process import environment, exit_on_sigterm, kill_process_tree
+from benchmarks.benchmark_cases import FEW, EventStream, Window
+from benchmarks.event_files import SCHEMA, generate_epoch_frames
+from benchmarks.long_run_plot import draw_long_run
+from benchmarks.run_statistics import describe_machine
+from benchmarks.worker_process import build_worker_environment, exit_on_sigterm, kill_process_tree
 
 ROWS, AHEAD, KEPT, LOOKS = 2_000, 10, 200, 200
 _MIB = 1024**2
@@ -34,7 +34,7 @@ _POOL = 50  # number of different epochs; they are repeated with later times
 _WARM = 0.1  # share of the epochs that warm up the compilers and do not count
 
 
-class Sample(NamedTuple):
+class ResourceSample(NamedTuple):
     """Resources of a pipeline's processes after `epoch` epochs. `seconds` and `cpu_s` are per epoch since the previous sample."""
 
     epoch: int
@@ -52,10 +52,10 @@ class Sample(NamedTuple):
 FLAT = ("seconds", "cpu_s", "jvm_mib", "python_mib", "state_files", "state_mib", "open_files", "connections", "threads")
 
 
-def child(home: Path, postgres: str | None) -> None:
+def run_child_pipeline(home: Path, postgres: str | None) -> None:
     """Run the pipeline, and print the number of each epoch."""
     import slackwater as sw
-    from benchmarks.systems import window_spec
+    from benchmarks.window_queries import build_slackwater_window
 
     lake = sw.FilesConnection()
     store = (
@@ -73,7 +73,7 @@ def child(home: Path, postgres: str | None) -> None:
             schema=SCHEMA,
             max_files_per_trigger=1,
         ),
-        window=window_spec(Window("session", 10)),
+        window=build_slackwater_window(Window("session", 10)),
         target=lake,
         target_path=str(home / "out"),
         target_format="parquet",
@@ -83,17 +83,17 @@ def child(home: Path, postgres: str | None) -> None:
     )
 
 
-class Feed:
+class InputWriter:
     """Writer of the input files. It stays a few epochs ahead of the pipeline, and removes old files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._next, self._gone = directory, 0, 0
-        stream = Stream(FEW, ROWS, step_s=1, epochs=_POOL)
-        self._pool = list(frames(stream))
+        stream = EventStream(FEW, ROWS, step_s=1, epochs=_POOL)
+        self._pool = list(generate_epoch_frames(stream))
         self._seconds = stream.epochs * stream.step_s
         directory.mkdir(parents=True)
 
-    def reach(self, epoch: int) -> None:
+    def write_and_remove_files(self, epoch: int) -> None:
         """Write and remove files after the pipeline has read this many epochs."""
         import polars as pl
 
@@ -102,36 +102,38 @@ class Feed:
             frame = self._pool[self._next % _POOL].with_columns(pl.col("ts") + later)
             written = self._directory / f".{self._next}"
             frame.write_parquet(written)
-            written.rename(self._file(self._next))
+            written.rename(self._epoch_file(self._next))
             self._next += 1
         while self._gone < epoch - KEPT:
-            self._file(self._gone).unlink()
+            self._epoch_file(self._gone).unlink()
             self._gone += 1
 
-    def _file(self, epoch: int) -> Path:
+    def _epoch_file(self, epoch: int) -> Path:
         return self._directory / f"{epoch:08d}.parquet"
 
 
-def sample_pipeline(home: Path, epochs: int, postgres: str | None) -> Iterator[Sample]:
+def run_and_sample_pipeline(home: Path, epochs: int, postgres: str | None) -> Iterator[ResourceSample]:
     """Run the pipeline for this many epochs and yield samples. Raise RuntimeError if it ends earlier."""
-    feed, every = Feed(home / "in"), max(epochs // LOOKS, 5)
-    feed.reach(0)
+    feed, every = InputWriter(home / "in"), max(epochs // LOOKS, 5)
+    feed.write_and_remove_files(0)
     command = [sys.executable, "-m", "benchmarks.long_run", "--child", str(home)]
     command += ["--postgres", postgres] if postgres else []
     with (
         (home / "log").open("wb") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment()) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=build_worker_environment()
+        ) as process,
     ):
         root, spent = psutil.Process(process.pid), dict[int, float]()
         try:
             assert process.stdout is not None
             before, sampled_s, cpu = 0, time.monotonic(), 0.0
             for done, _ in enumerate(process.stdout, start=1):
-                feed.reach(done)
+                feed.write_and_remove_files(done)
                 if done - before >= every or done == epochs:
                     now, used = time.monotonic(), _cpu_seconds(root, spent)
                     each = done - before
-                    yield _sample(root, home, done, (now - sampled_s) / each, (used - cpu) / each)
+                    yield _take_sample(root, home, done, (now - sampled_s) / each, (used - cpu) / each)
                     before, sampled_s, cpu = done, now, used
                 if done >= epochs:
                     return
@@ -148,7 +150,7 @@ def _cpu_seconds(root: psutil.Process, spent: dict[int, float]) -> float:
     return sum(spent.values())
 
 
-def _sample(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: float) -> Sample:
+def _take_sample(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: float) -> ResourceSample:
     jvm = python = files = connections = threads = 0
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.Error):
@@ -157,8 +159,8 @@ def _sample(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: f
             files += process.num_fds()
             threads += process.num_threads()
             connections += len(process.net_connections("inet"))
-    sizes = list(_sizes(home / "state"))
-    return Sample(
+    sizes = list(_file_sizes(home / "state"))
+    return ResourceSample(
         epoch,
         round(seconds, 4),
         round(cpu, 4),
@@ -172,7 +174,7 @@ def _sample(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: f
     )
 
 
-def _sizes(directory: Path) -> Iterator[int]:
+def _file_sizes(directory: Path) -> Iterator[int]:
     """Yield the sizes of the files below a directory, in bytes. Skip files that are removed meanwhile."""
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -180,7 +182,7 @@ def _sizes(directory: Path) -> Iterator[int]:
                 yield (Path(folder) / name).stat().st_size
 
 
-def growth(samples: Sequence[Sample]) -> Mapping[str, tuple[float, float, float]]:
+def compute_growth_by_figure(samples: Sequence[ResourceSample]) -> Mapping[str, tuple[float, float, float]]:
     """Return, for each figure, its median in the first and the last quarter of the warm samples, and the ratio last / first."""
     last = samples[-1].epoch
     warm = [sample for sample in samples if sample.epoch > _WARM * last] or list(samples)
@@ -192,14 +194,14 @@ def growth(samples: Sequence[Sample]) -> Mapping[str, tuple[float, float, float]
     return growth_by_name
 
 
-def lines(measurement: Mapping[str, Any]) -> Iterator[str]:
-    about, samples = measurement["machine"], [Sample(**sample) for sample in measurement["looks"]]
+def format_report(measurement: Mapping[str, Any]) -> Iterator[str]:
+    about, samples = measurement["machine"], [ResourceSample(**sample) for sample in measurement["looks"]]
     yield (
         f"{samples[-1].epoch:,} epochs of {ROWS:,} rows, state in {measurement['state']}, {about['cores']} cores, load {about['load_before']:.1f} before "
         f"and {about['load_after']:.1f} after"
     )
     yield f"{'':<16}{'first quarter':>14}{'last quarter':>14}{'times':>8}"
-    for name, (first, final, times) in growth(samples).items():
+    for name, (first, final, times) in compute_growth_by_figure(samples).items():
         yield f"{name:<16}{first:>14,.3f}{final:>14,.3f}{times:>8.2f}"
     slowest = max(b.seconds for _, b in pairwise(samples)) if len(samples) > 1 else samples[0].seconds
     yield f"slowest epochs between two samples: {slowest:.3f} s each"
@@ -216,30 +218,32 @@ def main() -> int:
     parser.add_argument("--postgres", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child, options.postgres)
+        run_child_pipeline(options.child, options.postgres)
         return 0
     exit_on_sigterm()
     if options.draw:
         measurement = json.loads(options.json.read_text())
     else:
-        measurement = _run(options.epochs, options.state)
+        measurement = _run_measurement(options.epochs, options.state)
         if options.json:
             options.json.write_text(json.dumps(measurement) + "\n")
-    print("\n".join(lines(measurement)))
+    print("\n".join(format_report(measurement)))
     if options.svg:
-        options.svg.write_text(draw([sample["epoch"] for sample in measurement["looks"]], measurement["looks"]))
+        options.svg.write_text(
+            draw_long_run([sample["epoch"] for sample in measurement["looks"]], measurement["looks"])
+        )
     return 0
 
 
-def _run(epochs: int, state: str) -> dict[str, Any]:
+def _run_measurement(epochs: int, state: str) -> dict[str, Any]:
     from slackwater.testing.services import Postgres
 
-    about, samples = machine(), list[Sample]()
+    about, samples = describe_machine(), list[ResourceSample]()
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-flat-") as home,
         Postgres.started() if state == "postgres" else nullcontext() as server,
     ):
-        for sample in sample_pipeline(Path(home), epochs, server.url if server else None):
+        for sample in run_and_sample_pipeline(Path(home), epochs, server.url if server else None):
             samples.append(sample)
             print(f"{sample.epoch:,} epochs: {sample.seconds:.3f} s, {sample.cpu_s:.3f} s of CPU each", file=sys.stderr)
     about["load_after"] = os.getloadavg()[0]

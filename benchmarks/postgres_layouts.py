@@ -52,20 +52,20 @@ SCHEMA = {
 }
 
 
-def hashed(keys: Any) -> Any:
+def hash_keys(keys: Any) -> Any:
     return (keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)
 
 
-def fresh(keys: Any, epoch: int) -> pl.DataFrame:
+def new_key_rows(keys: Any, epoch: int) -> pl.DataFrame:
     """Return the rows of new keys, sorted by hash."""
-    h, n = hashed(keys), len(keys)
+    h, n = hash_keys(keys), len(keys)
     event_us = np.full(n, BASE_US + epoch * STEP_US)
     frame = pl.DataFrame({"unit": h, "key_hash": h, "kind": np.zeros(n, np.int16), "window_start": event_us, "last_event": event_us, "closes_at": event_us + GAP_US, "looked_at": (event_us + GAP_US) // ROUND_US * ROUND_US,
                           "k": keys, "n": np.ones(n, np.int64), "total": keys % 100, "biggest": keys % 100})  # fmt: skip
     return frame.cast(SCHEMA).sort("unit")
 
 
-def stepped(rows: pl.DataFrame, epoch: int) -> pl.DataFrame:
+def updated_rows(rows: pl.DataFrame, epoch: int) -> pl.DataFrame:
     """Return the new versions of existing rows."""
     event_us = pl.lit(BASE_US + epoch * STEP_US, pl.Int64)
     more = rows.with_columns(
@@ -78,12 +78,12 @@ def stepped(rows: pl.DataFrame, epoch: int) -> pl.DataFrame:
     return more.cast(SCHEMA).sort("unit")
 
 
-def listed(hashes: Any) -> str:
+def bigint_array_sql(hashes: Any) -> str:
     return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
 
 
 @dataclass(frozen=True)
-class Upsert:
+class UpsertLayout:
     url: str
     due: str = "(closes_at)"
     options: str = " WITH (fillfactor = 80)"
@@ -95,7 +95,9 @@ class Upsert:
 
     def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
-            return client.fetch_frame(cursor, f"SELECT {LISTED} FROM s WHERE unit = ANY({listed(hashes)})", SCHEMA)
+            return client.fetch_frame(
+                cursor, f"SELECT {LISTED} FROM s WHERE unit = ANY({bigint_array_sql(hashes)})", SCHEMA
+            )
 
     def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
         token = uuid.uuid4().hex
@@ -124,14 +126,14 @@ class Upsert:
             )  # fmt: skip
             db.execute("TRUNCATE staged")
 
-    def sweep(self, db: Any, epoch: int, tokens: list[Any]) -> None:
+    def delete_old_versions(self, db: Any, epoch: int, tokens: list[Any]) -> None:
         """Do nothing: this layout leaves no old versions."""
 
     newest = "SELECT {what} FROM s"
 
 
 @dataclass(frozen=True)
-class Slots(Upsert):
+class TwoSlotLayout(UpsertLayout):
     """Layout with two slots per key: the newest slot that is not newer than the committed epoch counts."""
 
     def create(self, db: Any) -> None:
@@ -141,7 +143,7 @@ class Slots(Upsert):
     def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
             rows = client.fetch_frame(
-                cursor, f"SELECT {LISTED}, epoch, slot FROM s WHERE unit = ANY({listed(hashes)}) AND epoch <= {committed}",
+                cursor, f"SELECT {LISTED}, epoch, slot FROM s WHERE unit = ANY({bigint_array_sql(hashes)}) AND epoch <= {committed}",
                 {**SCHEMA, "epoch": pl.Int64(), "slot": pl.Int16()},
             )  # fmt: skip
         return rows.sort("unit", "epoch").unique("unit", keep="last", maintain_order=True)
@@ -176,7 +178,7 @@ class Slots(Upsert):
 
 
 @dataclass(frozen=True)
-class Versions(Upsert):
+class VersionsLayout(UpsertLayout):
     """Layout with several versions per key. The reader of an old version identifies it by its location (`ctid`)."""
 
     options: str = ""
@@ -191,7 +193,7 @@ class Versions(Upsert):
     def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
             rows = client.fetch_frame(
-                cursor, f"SELECT {LISTED}, epoch, (ctid::text::point)[0]::bigint AS page, (ctid::text::point)[1]::int AS line FROM s WHERE unit = ANY({listed(hashes)})"
+                cursor, f"SELECT {LISTED}, epoch, (ctid::text::point)[0]::bigint AS page, (ctid::text::point)[1]::int AS line FROM s WHERE unit = ANY({bigint_array_sql(hashes)})"
                 f" AND epoch <= {committed}", {**SCHEMA, "epoch": pl.Int64(), "page": pl.Int64(), "line": pl.Int32()},
             )  # fmt: skip
         return rows.sort("unit", "epoch").unique("unit", keep="last", maintain_order=True)
@@ -208,7 +210,7 @@ class Versions(Upsert):
     def commit(self, db: Any, epoch: int, replaced_tids: list[Any]) -> None:
         db.execute("UPDATE p SET epoch = %s", (epoch,))
 
-    def sweep(self, db: Any, epoch: int, replaced_tids: list[Any]) -> None:
+    def delete_old_versions(self, db: Any, epoch: int, replaced_tids: list[Any]) -> None:
         for tids in replaced_tids:
             for part in np.array_split(tids, max(1, len(tids) // 20_000)):
                 db.execute(
@@ -219,7 +221,7 @@ class Versions(Upsert):
 
 
 @dataclass(frozen=True)
-class Log(Upsert):
+class LogLayout(UpsertLayout):
     """Layout with a log of versions since the last merge, newest last. The process that wrote them keeps a copy."""
 
     written_frames: list[Any] = field(default_factory=list)
@@ -287,42 +289,42 @@ class Log(Upsert):
 
 HOT = "(looked_at)"
 WAYS = {
-    "upsert": Upsert,
-    "hot": lambda url: Upsert(url, HOT, " WITH (fillfactor = 70)"),
-    "log": Log,
-    "no-due": lambda url: Upsert(url, "(pipeline_name) WHERE false", " WITH (fillfactor = 70)"),
-    "slots": lambda url: Slots(url, HOT, " WITH (fillfactor = 70)"),
-    "versions": Versions,
+    "upsert": UpsertLayout,
+    "hot": lambda url: UpsertLayout(url, HOT, " WITH (fillfactor = 70)"),
+    "log": LogLayout,
+    "no-due": lambda url: UpsertLayout(url, "(pipeline_name) WHERE false", " WITH (fillfactor = 70)"),
+    "slots": lambda url: TwoSlotLayout(url, HOT, " WITH (fillfactor = 70)"),
+    "versions": VersionsLayout,
 }
 
 
-def work(way: Any, keys: Any, epoch: int, first: bool) -> tuple[list[Any], float, float]:
+def run_shard_epoch(way: Any, keys: Any, epoch: int, first: bool) -> tuple[list[Any], float, float]:
     """Run the part of one shard in an epoch. Return the seconds of reading and of writing."""
     began = time.perf_counter()
     before = None
     if first:
-        rows, read = fresh(keys, epoch), began
+        rows, read = new_key_rows(keys, epoch), began
     else:
-        before = way.read(np.sort(hashed(keys)), epoch - 1)
+        before = way.read(np.sort(hash_keys(keys)), epoch - 1)
         assert before.height == len(keys), (before.height, len(keys), epoch)
-        rows, read = stepped(before, epoch), time.perf_counter()
+        rows, read = updated_rows(before, epoch), time.perf_counter()
     commit_arguments = way.write(rows, epoch, before)
     return commit_arguments, read - began, time.perf_counter() - read
 
 
-def _serve(name: str, url: str, pipe: Any) -> None:
+def _serve_shard_epochs(name: str, url: str, pipe: Any) -> None:
     way = WAYS[name](url)
     while (arguments := pipe.recv()) is not None:
-        pipe.send(work(way, *arguments))
+        pipe.send(run_shard_epoch(way, *arguments))
 
 
 @contextmanager
-def served(name: str, url: str) -> Iterator[Any]:
+def start_shard_processes(name: str, url: str) -> Iterator[Any]:
     context = multiprocessing.get_context("spawn")
     pipes, children = [], []
     for _ in range(SHARDS):
         parent_end, worker_end = context.Pipe()
-        child = context.Process(target=_serve, args=(name, url, worker_end), daemon=True)
+        child = context.Process(target=_serve_shard_epochs, args=(name, url, worker_end), daemon=True)
         child.start()
         pipes.append(parent_end)
         children.append(child)
@@ -332,7 +334,7 @@ def served(name: str, url: str) -> Iterator[Any]:
         child.join(20)
 
 
-def cpu(postgres: Postgres) -> float:
+def server_cpu_seconds(postgres: Postgres) -> float:
     """Return the CPU seconds of the server and its descendants, including processes that have ended."""
     assert postgres.process.child is not None
     server = psutil.Process(postgres.process.child.pid)
@@ -348,7 +350,7 @@ def cpu(postgres: Postgres) -> float:
     return seconds
 
 
-class Epochs:
+class EpochRunner:
     """Epochs of one layout, one after the other, and their durations."""
 
     def __init__(self, way: Any, pipes: list[Any], db: Any, beside: Any, sweeping: ThreadPoolExecutor) -> None:
@@ -356,7 +358,7 @@ class Epochs:
         self.took: list[dict[str, float]] = []
         self.waiting: list[Future[None]] = []
 
-    def run(self, number: int, chosen: Any, first: bool = False) -> None:
+    def run_epoch(self, number: int, chosen: Any, first: bool = False) -> None:
         began = time.perf_counter()
         for shard, pipe in enumerate(self._pipes):
             pipe.send((chosen[chosen % SHARDS == shard], number, first))
@@ -366,39 +368,45 @@ class Epochs:
         self._way.commit(self._db, number, commit_arguments)
         committed = time.perf_counter()
         if not first:
-            self.waiting.append(self._sweeping.submit(self._way.sweep, self._beside, number, commit_arguments))
+            self.waiting.append(
+                self._sweeping.submit(self._way.delete_old_versions, self._beside, number, commit_arguments)
+            )
             parts = {"read_s": max(d[1] for d in done), "write_s": max(d[2] for d in done)}
             self.took.append({"epoch_s": committed - began, **parts, "commit_s": committed - ready})
 
 
-def measure(postgres: Postgres, name: str, keys: int, touched: int, epochs: int) -> dict[str, Any]:
+def measure_layout(postgres: Postgres, name: str, keys: int, touched: int, epochs: int) -> dict[str, Any]:
     chance, url = np.random.default_rng(1), postgres.database(name)
     way = WAYS[name](url)
     with (
         psycopg.connect(url, autocommit=True) as db,
         psycopg.connect(url, autocommit=True) as beside,
-        served(name, url) as pipes,
+        start_shard_processes(name, url) as pipes,
         ThreadPoolExecutor(1) as sweeping,
     ):
         db.execute("CREATE TABLE p (epoch bigint)")
         db.execute("INSERT INTO p VALUES (-1)")
         way.create(db)
-        run = Epochs(way, pipes, db, beside, sweeping)
+        run = EpochRunner(way, pipes, db, beside, sweeping)
         for number, part in enumerate(np.array_split(np.arange(keys), LOADS)):
-            run.run(number, part, True)
+            run.run_epoch(number, part, True)
         db.execute("VACUUM ANALYZE s")
         db.execute("CHECKPOINT")
-        start, cost, log = time.perf_counter(), cpu(postgres), one(db, "SELECT pg_current_wal_lsn()")[0]
+        start, cost, log = (
+            time.perf_counter(),
+            server_cpu_seconds(postgres),
+            fetch_row(db, "SELECT pg_current_wal_lsn()")[0],
+        )
         for number in range(LOADS, LOADS + epochs):
-            run.run(number, chance.choice(keys, touched, replace=False))
+            run.run_epoch(number, chance.choice(keys, touched, replace=False))
         stepped_s = time.perf_counter() - start
         for future in run.waiting:
             future.result()
-        seconds, cost = time.perf_counter() - start, cpu(postgres) - cost
-        written = one(db, f"SELECT pg_current_wal_lsn() - '{log}'::pg_lsn")[0]
-        table, indexes = one(db, "SELECT pg_table_size('s'), pg_indexes_size('s')")
+        seconds, cost = time.perf_counter() - start, server_cpu_seconds(postgres) - cost
+        written = fetch_row(db, f"SELECT pg_current_wal_lsn() - '{log}'::pg_lsn")[0]
+        table, indexes = fetch_row(db, "SELECT pg_table_size('s'), pg_indexes_size('s')")
         newest_query = way.newest.format(what="s.*" if "DISTINCT" in way.newest else "*")
-        answer = one(db, f"SELECT count(*), sum(n), sum(total), max(closes_at)::text FROM ({newest_query}) x")
+        answer = fetch_row(db, f"SELECT count(*), sum(n), sum(total), max(closes_at)::text FROM ({newest_query}) x")
     return {
         "way": name,
         "keys_per_s": round(touched * epochs / seconds),
@@ -413,7 +421,7 @@ def measure(postgres: Postgres, name: str, keys: int, touched: int, epochs: int)
     }
 
 
-def one(db: Any, query: str) -> Any:
+def fetch_row(db: Any, query: str) -> Any:
     return db.execute(query).fetchone()
 
 
@@ -427,7 +435,7 @@ def main() -> None:
     answers = set()
     with Postgres.started() as postgres:
         for name in options.ways.split(","):
-            figures = measure(postgres, name, options.keys, options.touched, options.epochs)
+            figures = measure_layout(postgres, name, options.keys, options.touched, options.epochs)
             answers.add(tuple(figures.pop("answer")))
             print(json.dumps(figures), flush=True)
     if len(answers) > 1:

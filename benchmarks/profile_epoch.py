@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.cases import CASES, SLACKWATER, WARM_UP, quick
-from benchmarks.data import generate
-from benchmarks.figures import median_phases
+from benchmarks.benchmark_cases import CASES, SLACKWATER, WARM_UP, shrink_stream
+from benchmarks.event_files import write_stream_files
+from benchmarks.run_statistics import compute_median_phase_durations
 from benchmarks.worker_process import WorkerFailed, run_worker
 
 
@@ -22,10 +22,10 @@ def main() -> int:
     parser.add_argument("--driver-memory", default="6g", help="heap of the JVM (6g)")
     options = parser.parse_args()
     case = next(case for case in CASES if case.name == options.case)
-    stream = quick(case.stream) if options.quick else case.stream
+    stream = shrink_stream(case.stream) if options.quick else case.stream
     case = replace(case, stream=stream)
     with tempfile.TemporaryDirectory(prefix="slackwater-profile-") as root:
-        data = generate(stream, Path(root) / "data")
+        data = write_stream_files(stream, Path(root) / "data")
         try:
             result = run_worker(SLACKWATER, case.query, data, Path(root) / "run", options.driver_memory)
         except WorkerFailed as error:
@@ -33,7 +33,7 @@ def main() -> int:
             return 1
     epochs, statuses = result["epochs"][WARM_UP:], result["statuses"][WARM_UP:]
     whole = median(epoch["seconds"] for epoch in epochs)
-    phases = median_phases(statuses)
+    phases = compute_median_phase_durations(statuses)
     print(f"{case.name}: {case.rows:,} rows per epoch, {len(epochs)} epochs, median {whole:.3f} s")
     for name, seconds in (phases | {"around": whole - sum(phases.values())}).items():
         print(f"  {name:<24}{seconds:>8.3f} s{seconds / whole:>7.0%}")

@@ -25,36 +25,36 @@ _TEST_SUPPORT = "/testing/"  # the virtual clock and the sources of a test are n
 
 
 @dataclass
-class Trace:
+class ModuleTrace:
     """The calls of functions by module, and the changes of control from one module to another."""
 
     calls: Counter[str] = field(default_factory=Counter)
     changes: Counter[tuple[str, str]] = field(default_factory=Counter)
     _stack: list[str] = field(default_factory=lambda: [""])
 
-    def observe(self, frame: FrameType, event: str, argument: Any) -> None:
+    def record_event(self, frame: FrameType, event: str, argument: Any) -> None:
         file = frame.f_code.co_filename
         if not file.startswith(_PACKAGE) or _TEST_SUPPORT in file or event not in ("call", "return"):
             return
         if event == "call":
             module = file[len(_PACKAGE) + 1 :]
             self.calls[module] += 1
-            self._enter(module)
+            self._enter_module(module)
             self._stack.append(module)
         elif len(self._stack) > 1:
             leaving = self._stack.pop()
             if self._stack[-1] not in ("", leaving):
                 self.changes[leaving, self._stack[-1]] += 1
 
-    def _enter(self, module: str) -> None:
+    def _enter_module(self, module: str) -> None:
         if self._stack[-1] not in ("", module):
             self.changes[self._stack[-1], module] += 1
 
 
 @contextmanager
-def trace_epochs() -> Iterator[Trace]:
-    trace = Trace()
-    sys.setprofile(trace.observe)
+def trace_epochs() -> Iterator[ModuleTrace]:
+    trace = ModuleTrace()
+    sys.setprofile(trace.record_event)
     try:
         yield trace
     finally:

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks import joins
-from benchmarks.cases import NATIVE, Join, Window
-from benchmarks.data import FILES_PER_EPOCH, SIDES
-from benchmarks.topics import Topic
+from benchmarks import join_queries
+from benchmarks.benchmark_cases import NATIVE, Join, Window
+from benchmarks.event_files import FILES_PER_EPOCH, SIDES
+from benchmarks.kafka_topics import EventTopic
 from slackwater.spark.tuning import worker_memory
 
 _SAMPLE_S = 0.25
@@ -37,7 +37,7 @@ class WorkerFailed(Exception):  # noqa: N818 - says what happened
 
 
 @dataclass
-class Usage:
+class ProcessTreeUsage:
     """Peak proportional set size in bytes by role: shared pages are divided among the processes that share them.
 
     A sample reads the resident memory of each process. Only when the total reaches a new maximum, and at most every
@@ -51,7 +51,7 @@ class Usage:
     _most_resident: int = 0
     _read_at: float = -_SHARES_S
 
-    def sample(self, root: psutil.Process) -> None:
+    def take_sample(self, root: psutil.Process) -> None:
         try:
             processes = [root, *root.children(recursive=True)]
             for process in processes:
@@ -59,16 +59,16 @@ class Usage:
             resident = sum(process.memory_info().rss for process in processes)
             now = time.monotonic()
             if resident > self._most_resident and now - self._read_at >= _SHARES_S:
-                self._read_shares(processes)
+                self._read_memory_shares(processes)
                 self._most_resident, self._read_at = resident, now
         except psutil.Error:  # a process has just ended
             return
         self.spent.append((time.time(), sum(self._cpu_by_pid.values())))
 
-    def _read_shares(self, processes: list[psutil.Process]) -> None:
+    def _read_memory_shares(self, processes: list[psutil.Process]) -> None:
         now = dict.fromkeys(ROLES, 0)
         for process in processes:
-            name, share = process.name(), proportional_bytes(process)
+            name, share = process.name(), read_proportional_memory_bytes(process)
             if process is processes[0]:
                 now["driver_python"] = share
             elif name == "java":  # a process that Java forks briefly shares its memory, so count only one
@@ -79,33 +79,35 @@ class Usage:
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
 
 
-def proportional_bytes(process: psutil.Process) -> int:
+def read_proportional_memory_bytes(process: psutil.Process) -> int:
     """Return the memory of a process: its share of each resident page, where the system reports it."""
     memory = process.memory_full_info()
     return int(getattr(memory, "pss", memory.rss))
 
 
 def run_worker(
-    system: str, query: Window | Join, data: Path | Topic, work: Path, driver_memory: str, own_start: bool = False
+    system: str, query: Window | Join, data: Path | EventTopic, work: Path, driver_memory: str
 ) -> dict[str, Any]:
     """Run a worker. Return its result with `epochs`, `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
 
-    With `own_start`, each system starts Spark as its users do. Raise WorkerFailed if the worker fails.
+    `driver_memory`: the heap of native systems. Raise WorkerFailed if the worker fails.
     """
     work.mkdir(parents=True)
     job = {"system": system, type(query).__name__.lower(): asdict(query), "work": str(work)}
     job |= {"data": str(data)} if isinstance(data, Path) else {"topic": asdict(data)}
     job_file, log = work / "job.json", work / "log.txt"
-    job_file.write_text(json.dumps(job | {"driver_memory": driver_memory, "own_start": own_start}))
-    usage, first_row, started = Usage(), None, time.monotonic()
+    job_file.write_text(json.dumps(job | {"driver_memory": driver_memory}))
+    usage, first_row, started = ProcessTreeUsage(), None, time.monotonic()
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "benchmarks.worker", str(job_file)]
-        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment()) as process:
+        command = [sys.executable, "-m", "benchmarks.job_runner", str(job_file)]
+        with subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=build_worker_environment()
+        ) as process:
             root = psutil.Process(process.pid)
             try:
                 while process.poll() is None:
-                    usage.sample(root)
-                    if first_row is None and _has_rows(work / "out"):
+                    usage.take_sample(root)
+                    if first_row is None and _has_result_rows(work / "out"):
                         first_row = time.monotonic() - started
                     time.sleep(_SAMPLE_S)
             finally:
@@ -116,22 +118,24 @@ def run_worker(
     wall = time.monotonic() - started
     result = json.loads((work / "result.json").read_text())
     result |= {"system": system, "memory": usage.peak, "first_row_s": first_row, "wall_s": wall}
-    summary = _summary if isinstance(query, Window) else joins.summary
+    summary = _summarize_windows if isinstance(query, Window) else join_queries.summarize_joined_rows
     return result | {
-        "epochs": _epochs(result["batches"], data, usage),
+        "epochs": _epochs_with_cpu(result["batches"], data, usage),
         "output": result.get("output") or summary(work / "out"),
-        "state_on_disk": _bytes_in(work / ("checkpoint/state" if system in NATIVE else "state")),
+        "state_on_disk": _directory_bytes(work / ("checkpoint/state" if system in NATIVE else "state")),
     }
 
 
-def _bytes_in(directory: Path) -> int:
+def _directory_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> list[dict[str, Any]]:
+def _epochs_with_cpu(
+    batches: list[dict[str, Any]], data: Path | EventTopic, usage: ProcessTreeUsage
+) -> list[dict[str, Any]]:
     """Return the batches with rows, one per FILES_PER_EPOCH files. Native operators add an empty batch at the end."""
-    if isinstance(data, Topic):
-        expected, batches = data.epochs, [batch for batch in batches if data.whole(batch["rows"])]
+    if isinstance(data, EventTopic):
+        expected, batches = data.epochs, [batch for batch in batches if data.is_whole_epoch(batch["rows"])]
     else:
         side = data / SIDES[0]
         expected = len(list((side if side.exists() else data).glob("*.parquet"))) // FILES_PER_EPOCH
@@ -144,7 +148,7 @@ def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> 
     return batches[:expected]
 
 
-def environment() -> dict[str, str]:
+def build_worker_environment() -> dict[str, str]:
     """Return the environment that `slackwater run` sets: workers use this Python, and one Polars thread each."""
     return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | worker_memory.environment()
 
@@ -167,11 +171,11 @@ def kill_process_tree(root: psutil.Process) -> None:
             process.kill()
 
 
-def _has_rows(out: Path) -> bool:
-    return any(_rows(path) for path in out.glob("*.parquet"))
+def _has_result_rows(out: Path) -> bool:
+    return any(_file_row_count(path) for path in out.glob("*.parquet"))
 
 
-def _rows(path: Path) -> int:
+def _file_row_count(path: Path) -> int:
     """Return the number of rows of a file, or 0 while it is being written."""
     try:
         return pq.read_metadata(path).num_rows
@@ -179,7 +183,7 @@ def _rows(path: Path) -> int:
         return 0
 
 
-def _summary(out: Path) -> dict[str, int]:
+def _summarize_windows(out: Path) -> dict[str, int]:
     """Return the number of result rows, and of the input rows that they aggregate."""
     tables = [pq.read_table(path, columns=["n"], partitioning=None) for path in sorted(out.glob("*.parquet"))]
     return {"rows": sum(len(t) for t in tables), "counted": sum(pc.sum(t["n"]).as_py() or 0 for t in tables)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from docgen.message_sources import ROOT
-from docgen.pictures import PICTURES
-from docgen.reference import PAGES
+from docgen.error_and_warning_sources import ROOT
+from docgen.generated_pages import PAGES
+from docgen.learn_page_pictures import PICTURES
 
 for folder, documents in ((ROOT / "docs", PAGES), (ROOT / "docs" / "learn", PICTURES)):
     for name, text in documents.items():

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from docgen.markdown import MADE, cell, code, first_sentence
+from docgen.markdown import MADE, escape_table_cell, extract_first_sentence, format_inline_code
 from slackwater.cli.main import app
 
 _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, commands
@@ -92,9 +92,11 @@ def index_page() -> str:
     ]
     for page, (title, _) in _GROUPS.items():
         lines += ["", f"## {title}", "", "| command | purpose |", "|---|---|"]
-        for path, command in _commands(page):
+        for path, command in _page_commands(page):
             anchor = "-".join(path)
-            lines.append(f"| [{code(' '.join(path))}]({page}#{anchor}) | {cell(first_sentence(command.help or ''))} |")
+            lines.append(
+                f"| [{format_inline_code(' '.join(path))}]({page}#{anchor}) | {escape_table_cell(extract_first_sentence(command.help or ''))} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -108,69 +110,71 @@ def group_page(page: str) -> str:
         *_INTRODUCTIONS.get(page, ()),
         "See [Every command](../commands.md) for all commands and exit codes.",
     ]
-    for path, command in _commands(page):
-        lines += _command(command, path)
+    for path, command in _page_commands(page):
+        lines += _command_section(command, path)
     return "\n".join(lines) + "\n"
 
 
-def _commands(page: str) -> Iterator[tuple[list[str], Any]]:
+def _page_commands(page: str) -> Iterator[tuple[list[str], Any]]:
     """Yield the commands of a page with their paths."""
     top = getattr(typer.main.get_command(app), "commands")  # noqa: B009
     grouped = {name for _, names in _GROUPS.values() for name in names}
     missing = {name for name, command in top.items() if not command.hidden} - grouped
     assert not missing, f"commands without a page: {missing}"
     for name in _GROUPS[page][1]:
-        yield from _walk(top[name], ["slackwater", name])
+        yield from _walk_subcommands(top[name], ["slackwater", name])
 
 
-def _walk(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+def _walk_subcommands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
     inner = getattr(command, "commands", None)
     if inner is None:
         yield path, command
         return
     for name in sorted(inner):
         if not inner[name].hidden:
-            yield from _walk(inner[name], [*path, name])
+            yield from _walk_subcommands(inner[name], [*path, name])
 
 
-def _command(command: Any, path: list[str]) -> Iterator[str]:
+def _command_section(command: Any, path: list[str]) -> Iterator[str]:
     yield from ("", f"## {' '.join(path)}", "", (command.help or "").strip().replace("\n\n", "\n"))
-    if guide := _guide(path):
+    if guide := _guide_page(path):
         yield from ("", f"For background and examples, see [{guide[0]}](../{guide[1]}).")
     hints = get_type_hints(command.callback)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help" and not p.hidden]
-    usage = [*path, *("[OPTIONS]" if options else "",), *(_usage(a) for a in arguments)]
+    usage = [*path, *("[OPTIONS]" if options else "",), *(_argument_usage(a) for a in arguments)]
     yield from ("", "```", " ".join(filter(None, usage)), "```")
-    documented_parameters = [(_usage(a), _meaning(a)) for a in arguments if getattr(a, "help", None)] + [
-        (_option(o, hints), _meaning(o)) for o in options
-    ]
+    documented_parameters = [
+        (_argument_usage(a), _parameter_meaning(a)) for a in arguments if getattr(a, "help", None)
+    ] + [(_option_usage(o, hints), _parameter_meaning(o)) for o in options]
     if documented_parameters:
         yield from ("", "| argument or option | meaning |", "|---|---|")
-        yield from (f"| {code(name)} | {cell(text or '')} |" for name, text in documented_parameters)
+        yield from (
+            f"| {format_inline_code(name)} | {escape_table_cell(text or '')} |" for name, text in documented_parameters
+        )
 
 
-def _guide(path: Sequence[str]) -> tuple[str, str] | None:
+def _guide_page(path: Sequence[str]) -> tuple[str, str] | None:
     """Return the title and the path of the page that explains a command, or None if no single page does."""
     return _GUIDES.get(" ".join(path)) or _GUIDES.get(" ".join(path[:2]))
 
 
-def _meaning(option: Any) -> str:
+def _parameter_meaning(option: Any) -> str:
     """Return the help of a parameter, its environment variable, its default and whether it is required, as in `--help`."""
     text = option.help or ""
     if option.envvar:
-        text += f" The environment variable {code(option.envvar)} has the same effect."
+        text += f" The environment variable {format_inline_code(option.envvar)} has the same effect."
     if not getattr(option, "is_flag", False) and option.default not in (None, "", ()):
-        text += f" Default: {code(str(option.default))}."
+        text += f" Default: {format_inline_code(str(option.default))}."
     return f"{text} Required." if option.required else text
 
 
-def _usage(argument: Any) -> str:
+def _argument_usage(argument: Any) -> str:
     name = (argument.metavar or argument.name or "").upper().replace("_", "-").strip("[]")
     return name if argument.required else f"[{name}]"
 
 
-def _option(option: Any, hints: Mapping[str, Any]) -> str:
+def _option_usage(option: Any, hints: Mapping[str, Any]) -> str:
     names = ", ".join([*option.opts, *option.secondary_opts])
     if option.is_flag:
         return names

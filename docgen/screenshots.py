@@ -22,9 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.browser import CHROMIUM, Browser, wait_until
-from tests.support.ui_states import config, draw_script, open_page_source, run_pipeline
+from tests.support.ui_pipeline_states import (
+    draw_two_source_script,
+    open_page_source,
+    run_two_source_pipeline,
+    write_two_source_config,
+)
 
-from docgen.message_sources import ROOT
+from docgen.error_and_warning_sources import ROOT
 from slackwater.cli.web_commands import load_page_sources
 from slackwater.ui.page_model import PageSource
 from slackwater.ui.page_server import serve_pages
@@ -69,15 +74,15 @@ path = "state"
 """
 
 
-def clicks(home: Path) -> PageSource:
-    file = config("session", home)
+def run_clicks_pipeline(home: Path) -> PageSource:
+    file = write_two_source_config("session", home)
     logging.disable(logging.WARNING)
-    run_pipeline(file, draw_script(4, epochs=14, rows=300))
+    run_two_source_pipeline(file, draw_two_source_script(4, epochs=14, rows=300))
     source = open_page_source(file)
     return replace(source, pipeline=source.pipeline.model_copy(update={"name": "clicks"}), file="clicks.toml")
 
 
-def paid_orders(home: Path) -> PageSource:
+def run_paid_orders_pipeline(home: Path) -> PageSource:
     dice, now = random.Random(1), START
     for n in range(EPOCHS):
         now += dt.timedelta(seconds=dice.choice([10, 20, 30]))
@@ -102,16 +107,18 @@ def paid_orders(home: Path) -> PageSource:
 
 
 @contextmanager
-def page(browser: Browser, shown: PageSource, dark: bool) -> Iterator[None]:
+def open_page(browser: Browser, shown: PageSource, dark: bool) -> Iterator[None]:
     running = serve_pages([shown], 0)
     try:
-        browser.dark(dark)
-        browser.ask("Emulation.setDeviceMetricsOverride", width=WIDTH, height=900, deviceScaleFactor=1, mobile=False)
-        browser.open(f"http://127.0.0.1:{running.port}/")
-        wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")
+        browser.set_dark_mode(dark)
+        browser.send_command(
+            "Emulation.setDeviceMetricsOverride", width=WIDTH, height=900, deviceScaleFactor=1, mobile=False
+        )
+        browser.open_page(f"http://127.0.0.1:{running.port}/")
+        wait_until(lambda: browser.evaluate_script("document.getElementById('link').textContent") == "live")
         yield
-        browser.is_clean(f"http://127.0.0.1:{running.port}")
-        browser.open("about:blank")  # no open page misses the server
+        browser.check_console_and_requests(f"http://127.0.0.1:{running.port}")
+        browser.open_page("about:blank")  # no open page misses the server
         browser.said.clear()
     finally:
         running.stop()
@@ -120,14 +127,14 @@ def page(browser: Browser, shown: PageSource, dark: bool) -> Iterator[None]:
 def take_screenshot(browser: Browser, to: Path, *blocks: str) -> None:
     """Write a PNG of the page that shows only these blocks."""
     block_titles = [f"{name}-title" for name in blocks]
-    browser.value(
+    browser.evaluate_script(
         f"for (const e of document.querySelectorAll('.card'))"
         f" if (!{json.dumps(block_titles)}.includes(e.getAttribute('aria-labelledby'))) e.style.display = 'none'; 1"
     )
     cut = "[...document.querySelectorAll('table')].filter(t => t.checkVisibility({contentVisibilityAuto: true}) && !t.closest('details:not([open])') && t.scrollWidth > t.clientWidth).length"
-    assert browser.value(cut) == 0, "a table does not fit"
+    assert browser.evaluate_script(cut) == 0, "a table does not fit"
     edges = [
-        browser.value(
+        browser.evaluate_script(
             f"(() => {{ const e = document.getElementById('{name}'); const r = (e.closest('.card') || e).getBoundingClientRect();"
             " return [r.top + scrollY, r.bottom + scrollY]; })()"
         )
@@ -136,7 +143,7 @@ def take_screenshot(browser: Browser, to: Path, *blocks: str) -> None:
     top, bottom = edges[0][0], edges[1][1]
     low = 0 if blocks[0] == "top" else max(top - MARGIN, 0)
     clip = {"x": 0, "y": low, "width": WIDTH, "height": bottom + MARGIN - low, "scale": 1}
-    screenshot = browser.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+    screenshot = browser.send_command("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
     to.write_bytes(base64.b64decode(screenshot["data"]))
 
 
@@ -149,9 +156,9 @@ def main() -> None:
             (home / folder).mkdir()
         browser = Browser(home / "browser")
         try:
-            with page(browser, clicks(home / "clicks"), dark=False):
+            with open_page(browser, run_clicks_pipeline(home / "clicks"), dark=False):
                 take_screenshot(browser, IMAGES / "ui.png", "top", "watermark", "rows")
-            with page(browser, paid_orders(home / "orders"), dark=True):
+            with open_page(browser, run_paid_orders_pipeline(home / "orders"), dark=True):
                 take_screenshot(browser, IMAGES / "ui-dark.png", "pace", "joins")
         finally:
             browser.close()

@@ -20,9 +20,9 @@ pytest.register_assert_rewrite("tests.support", "tests.laws")
 pytest_plugins = [
     "tests.support.browser",
     "tests.support.command",
-    "tests.support.runner",
-    "tests.support.topics",
-    "tests.support.why_states",
+    "tests.support.spark_pipeline_runner",
+    "tests.support.kafka_topics",
+    "tests.support.why_command_fixtures",
 ]
 
 # Tests of Spark Connect load gRPC. Its fork handlers abort about one fork in 400, so that a process does not start.
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @contextmanager
-def on_disk() -> Iterator[None]:
+def use_disk_for_temporary_files() -> Iterator[None]:
     """Create temporary directories on disk, for large data that need not be synced."""
     before, tempfile.tempdir = tempfile.tempdir, None
     try:
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
+def restore_log_level() -> Iterator[None]:
     """Restore the log level after each test, because seeded runs silence the log."""
     log = logging.getLogger("slackwater")
     level = log.level
@@ -71,7 +71,7 @@ def log_level() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def secrets_of_this_test() -> Iterator[None]:
+def forget_secrets_after_test() -> Iterator[None]:
     """Forget the secrets of each test, so that they are ordinary words in the next one."""
     from slackwater import secret_masking
 
@@ -119,7 +119,7 @@ def postgres() -> Iterator[Any]:
     from slackwater.testing.services import Postgres
 
     with ExitStack() as stack:
-        with on_disk():
+        with use_disk_for_temporary_files():
             server = stack.enter_context(Postgres.started())
         yield server
 
@@ -127,19 +127,19 @@ def postgres() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Any]:
     """Start the one S3 server of a test run. Every test uses its own bucket."""
-    from tests.support.servers.object_store import S3
+    from tests.support.servers.object_store import S3Server
 
-    with S3.started() as server:
+    with S3Server.started() as server:
         yield server
 
 
 @pytest.fixture
 def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the URL of an empty bucket. Set the environment variables that connect to it, and use an empty cache."""
-    for name, value in s3.options().items():
+    for name, value in s3.connection_options().items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
-    url: str = s3.bucket(f"b{uuid.uuid4().hex}")
+    url: str = s3.create_bucket(f"b{uuid.uuid4().hex}")
     return url
 
 
@@ -155,14 +155,14 @@ def schema_registry() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def rest_catalog() -> Iterator[Any]:
     """Start the one Iceberg REST catalog of a test run. Every test uses its own namespace."""
-    from tests.support.servers.iceberg_rest import RestCatalog
+    from tests.support.servers.iceberg_rest_catalog import IcebergRestCatalog
 
-    with RestCatalog.started() as server:
+    with IcebergRestCatalog.started() as server:
         yield server
 
 
 @pytest.fixture
-def shared_data() -> Path:
+def real_events_folder() -> Path:
     """Return the folder of real event files. Skip the test if the folder does not exist."""
     if not SHARED.is_dir():
         pytest.skip("no folder of real event files next to the project")

@@ -60,7 +60,7 @@ PHRASES = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """A place that breaks a rule. `name`: the name or phrase, by which an exception refers to it."""
 
     rule: str
@@ -73,14 +73,14 @@ class Finding:
         return f"{self.file}:{self.line}: {self.rule}: found {self.name!r}; {self.advice}"
 
 
-def python_files(*roots: str) -> Iterator[tuple[str, str]]:
+def read_python_files(*roots: str) -> Iterator[tuple[str, str]]:
     """Yield the path from the root of the project, and the text, of each Python file."""
     for root in roots:
         for path in sorted((ROOT / root).rglob("*.py")):
             yield path.relative_to(ROOT).as_posix(), path.read_text()
 
 
-def local_names(tree: ast.AST, file: str) -> Iterator[Finding]:
+def find_vague_local_names(tree: ast.AST, file: str) -> Iterator[LintFinding]:
     """Find variables and parameters with vague names. `left` is the name of a side next to `right`."""
     sides = {n.id if isinstance(n, ast.Name) else n.arg for n in ast.walk(tree) if isinstance(n, ast.Name | ast.arg)}
     allowed = {"left"} if any(name.startswith("right") for name in sides) else set()
@@ -91,17 +91,17 @@ def local_names(tree: ast.AST, file: str) -> Iterator[Finding]:
         elif isinstance(node, ast.arg):
             name = node.arg
         if name in VAGUE_NAMES - allowed:
-            yield Finding("vague-name", file, node.lineno, name, "name what it holds")  # type: ignore[attr-defined]
+            yield LintFinding("vague-name", file, node.lineno, name, "name what it holds")  # type: ignore[attr-defined]
 
 
-def public_names(tree: ast.AST, file: str) -> Iterator[Finding]:
+def find_vague_public_names(tree: ast.AST, file: str) -> Iterator[LintFinding]:
     """Find functions, methods and classes whose whole name is a preposition, an adverb or a participle."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name.lower() in VAGUE_PUBLIC:
-            yield Finding("vague-public-name", file, node.lineno, node.name, "use a noun, or a verb and an object")
+            yield LintFinding("vague-public-name", file, node.lineno, node.name, "use a noun, or a verb and an object")
 
 
-def docstrings(tree: ast.AST, file: str) -> Iterator[Finding]:
+def find_dependent_docstrings(tree: ast.AST, file: str) -> Iterator[LintFinding]:
     """Find docstrings that do not stand alone."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -109,10 +109,10 @@ def docstrings(tree: ast.AST, file: str) -> Iterator[Finding]:
             for opening in OPENINGS:
                 if text.startswith(opening):
                     line = getattr(node, "lineno", 1)
-                    yield Finding("docstring", file, line, opening.strip(), "begin with a verb or a noun phrase")
+                    yield LintFinding("docstring", file, line, opening.strip(), "begin with a verb or a noun phrase")
 
 
-def class_owners(files: Iterator[tuple[str, str]]) -> Iterator[Finding]:
+def find_duplicate_class_names(files: Iterator[tuple[str, str]]) -> Iterator[LintFinding]:
     """Find classes of one name in several modules."""
     owners: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for file, text in files:
@@ -121,18 +121,20 @@ def class_owners(files: Iterator[tuple[str, str]]) -> Iterator[Finding]:
                 owners[node.name].append((file, node.lineno))
     for name, places in owners.items():
         for file, line in places[1:]:
-            yield Finding("class-name", file, line, name, f"{places[0][0]} has a class of this name; choose another")
+            yield LintFinding(
+                "class-name", file, line, name, f"{places[0][0]} has a class of this name; choose another"
+            )
 
 
-def phrases(file: str, text: str) -> Iterator[Finding]:
+def find_bad_phrases(file: str, text: str) -> Iterator[LintFinding]:
     """Find phrases that a native reader stumbles over."""
     for number, line in enumerate(text.splitlines(), 1):
         for pattern, instead in PHRASES.items():
             for match in re.finditer(pattern, line):
-                yield Finding("phrase", file, number, match[0].strip(), f"say: {instead}")
+                yield LintFinding("phrase", file, number, match[0].strip(), f"say: {instead}")
 
 
-def prose() -> Iterator[tuple[str, str]]:
+def read_prose_files() -> Iterator[tuple[str, str]]:
     """Yield pages, and the strings, docstrings and comments of the package, with their lines."""
     for page in PAGES:
         path = ROOT / page
@@ -140,20 +142,20 @@ def prose() -> Iterator[tuple[str, str]]:
             yield file.relative_to(ROOT).as_posix(), file.read_text()
     for file in sorted((ROOT / "src").rglob("*.html")):
         yield file.relative_to(ROOT).as_posix(), file.read_text()
-    yield from python_files("src")
+    yield from read_python_files("src")
 
 
-def subjects() -> Iterator[Finding]:
+def find_long_commit_subjects() -> Iterator[LintFinding]:
     """Find commits with a long subject. A copy without its history has none."""
     command = ["git", "log", f"--since={SUBJECTS_SINCE}", "--format=%h %s"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     for line in ran.stdout.splitlines():
         commit, _, subject = line.partition(" ")
         if len(subject) > MOST_SUBJECT:
-            yield Finding("subject", commit, 0, subject, f"use at most {MOST_SUBJECT} characters")
+            yield LintFinding("subject", commit, 0, subject, f"use at most {MOST_SUBJECT} characters")
 
 
-def exceptions() -> set[tuple[str, str, str]]:
+def read_exceptions() -> set[tuple[str, str, str]]:
     """Read the exceptions: rule, file and name. Each needs a reason."""
     allowed = set()
     for line in (ROOT / "tools/english_exceptions.txt").read_text().splitlines():
@@ -170,24 +172,24 @@ def exceptions() -> set[tuple[str, str, str]]:
     return allowed
 
 
-def findings() -> Iterator[Finding]:
+def run_all_rules() -> Iterator[LintFinding]:
     """Yield everything that breaks a rule, exceptions included."""
-    for file, text in python_files(*CODE):
+    for file, text in read_python_files(*CODE):
         tree = ast.parse(text)
-        yield from local_names(tree, file)
-        yield from docstrings(tree, file)
+        yield from find_vague_local_names(tree, file)
+        yield from find_dependent_docstrings(tree, file)
         if file.startswith("src/"):
-            yield from public_names(tree, file)
-    yield from class_owners(python_files("src"))
-    for file, text in prose():
-        yield from phrases(file, text)
-    yield from subjects()
+            yield from find_vague_public_names(tree, file)
+    yield from find_duplicate_class_names(read_python_files("src"))
+    for file, text in read_prose_files():
+        yield from find_bad_phrases(file, text)
+    yield from find_long_commit_subjects()
 
 
 def main() -> int:
     """Print what breaks a rule and the count per rule. Return the exit code."""
-    allowed = exceptions()
-    every = list(findings())
+    allowed = read_exceptions()
+    every = list(run_all_rules())
     wrong = [f for f in every if (f.rule, f.file, f.name) not in allowed]
     used = {(f.rule, f.file, f.name) for f in every}
     for finding in wrong:

@@ -44,15 +44,15 @@ class Import:
 
     @property
     def package(self) -> str:
-        return package_of(self.importer)
+        return find_package(self.importer)
 
     @property
     def dependency(self) -> str:
         """The package of Slackwater or the library that is imported."""
-        return package_of(self.imported)
+        return find_package(self.imported)
 
 
-def package_of(module: str) -> str:
+def find_package(module: str) -> str:
     """Return the package of a module: `core` for `slackwater.core.types`, and the top-level name for a library."""
     return module.removeprefix(PREFIX).split(".")[0]
 
@@ -66,39 +66,39 @@ def find_modules(sources: Path = SOURCES) -> Modules:
 
 def find_imports(modules: Modules) -> list[Import]:
     """Return all imports of modules of Slackwater and of restricted libraries."""
-    return [statement for module in modules for statement in _imports_of(module, modules)]
+    return [statement for module in modules for statement in _read_module_imports(module, modules)]
 
 
-def _imports_of(module: str, modules: Modules) -> Iterator[Import]:
+def _read_module_imports(module: str, modules: Modules) -> Iterator[Import]:
     for node in ast.walk(ast.parse(modules[module].read_text())):
-        for name in _imported_names(node, module, modules):
-            if name.startswith(PREFIX) or package_of(name) in RESTRICTED:
+        for name in _find_imported_modules(node, module, modules):
+            if name.startswith(PREFIX) or find_package(name) in RESTRICTED:
                 place = f"src/{module.replace('.', '/')}.py:{getattr(node, 'lineno', 0)}"
                 yield Import(module, name, place)
 
 
-def _imported_names(node: ast.AST, importer: str, modules: Modules) -> Iterator[str]:
+def _find_imported_modules(node: ast.AST, importer: str, modules: Modules) -> Iterator[str]:
     """Return the modules that a statement or a call imports."""
     match node:
         case ast.Import(names):
-            yield from (_resolve(alias.name, modules) for alias in names)
+            yield from (_resolve_module(alias.name, modules) for alias in names)
         case ast.ImportFrom(name, names, level):
             parent = importer.split(".")[:-level] if level else []
             base = ".".join([*parent, *([name] if name else [])])
-            yield from (_resolve(f"{base}.{alias.name}", modules) for alias in names)
+            yield from (_resolve_module(f"{base}.{alias.name}", modules) for alias in names)
         case ast.Constant(str(text)) if path := _OBJECT_PATH.fullmatch(text):
-            yield _resolve(path[1], modules)
+            yield _resolve_module(path[1], modules)
         case ast.Call(ast.Name(id=function) | ast.Attribute(attr=function), [argument, *_]) if function in BY_NAME:
             match argument:
                 case ast.Constant(str(name)):
-                    yield _resolve(name, modules)
+                    yield _resolve_module(name, modules)
                 case ast.JoinedStr([ast.Constant(str(prefix)), *_]):  # each module that begins with the constant part
                     yield from (m for m in modules if m.startswith(prefix))
 
 
-def _resolve(name: str, modules: Modules) -> str:
+def _resolve_module(name: str, modules: Modules) -> str:
     """Return the module of a dotted name. The name may be that of a module, or of a value in a module."""
-    if package_of(name) in RESTRICTED:
+    if find_package(name) in RESTRICTED:
         return name
     candidates = (name, f"{name}.__init__", name.rpartition(".")[0], f"{name.rpartition('.')[0]}.__init__")
     return next((c for c in candidates if c in modules), name)
@@ -111,11 +111,13 @@ def read_declarations(modules: Modules) -> dict[str, frozenset[str] | None]:
         if re.fullmatch(r"slackwater\.\w+(\.__init__)?", module) and module != f"{PREFIX}__init__":
             text = _DECLARATION.search(ast.get_docstring(ast.parse(path.read_text())) or "")
             names = [] if text is None else [n.strip() for n in text[1].split(",")]
-            declarations[package_of(module)] = None if text is None else frozenset(n for n in names if n != "nothing")
+            declarations[find_package(module)] = None if text is None else frozenset(n for n in names if n != "nothing")
     return declarations
 
 
-def undeclared_imports(imports: list[Import], declarations: Mapping[str, frozenset[str] | None]) -> Iterator[str]:
+def find_declaration_problems(
+    imports: list[Import], declarations: Mapping[str, frozenset[str] | None]
+) -> Iterator[str]:
     """Return a line for each import that its package does not declare, and for each declaration that is not used."""
     used = defaultdict(set)
     for statement in imports:
@@ -137,7 +139,7 @@ def undeclared_imports(imports: list[Import], declarations: Mapping[str, frozens
             yield f'{package}: does not import {name}. Remove it from "May import" in the docstring.'
 
 
-def circular_imports(imports: list[Import]) -> Iterator[str]:
+def find_circular_imports(imports: list[Import]) -> Iterator[str]:
     """Return a line for each folder with a circle between its modules and packages."""
     places: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for statement in imports:
@@ -161,7 +163,7 @@ def circular_imports(imports: list[Import]) -> Iterator[str]:
 def check_imports(modules: Modules) -> list[str]:
     """Return all problems of the imports between these modules, one line each."""
     imports = find_imports(modules)
-    return [*undeclared_imports(imports, read_declarations(modules)), *circular_imports(imports)]
+    return [*find_declaration_problems(imports, read_declarations(modules)), *find_circular_imports(imports)]
 
 
 def main() -> int:

@@ -18,10 +18,21 @@ import psutil
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.figures import drop_single_runs, machine
-from benchmarks.peers import flink, kafka_streams, report, slackwater_peer
-from benchmarks.peers.workloads import PARTITIONS, WORKS, Work, close, expected, fill, last_ms, results, summary, topics
-from benchmarks.worker_process import Usage, exit_on_sigterm, kill_process_tree
+from benchmarks.peers import flink, kafka_streams, peer_report, slackwater_peer
+from benchmarks.peers.workloads import (
+    PARTITIONS,
+    WORKS,
+    Workload,
+    compute_closing_time_ms,
+    compute_expected_results,
+    fill_topics,
+    generate_topic_records,
+    parse_results,
+    send_closing_records,
+    summarize_results,
+)
+from benchmarks.run_statistics import describe_machine, drop_single_runs
+from benchmarks.worker_process import ProcessTreeUsage, exit_on_sigterm, kill_process_tree
 from slackwater.testing.services import Kafka
 
 PEERS = {"slackwater": slackwater_peer, "flink": flink, "kafka-streams": kafka_streams}
@@ -30,13 +41,13 @@ _LONGEST_S = 3600
 
 
 def run_peer(
-    peer: str, work: Work, kafka: Kafka, records: Mapping[str, pl.DataFrame], root: Path, heap: str
+    peer: str, work: Workload, kafka: Kafka, records: Mapping[str, pl.DataFrame], root: Path, heap: str
 ) -> dict[str, Any]:
     """Run a peer. Return the seconds from start to end, CPU seconds and peak memory of its processes, and its results."""
-    kafka.create(work.out, PARTITIONS)
+    kafka.create(work.output_topic, PARTITIONS)
     command, more = PEERS[peer].peer_command(work, kafka.address, root / f"{work.name}-{peer}", heap)
-    usage, log = Usage(), root / f"{work.name}-{peer}.log"
-    done = Committed(kafka, work, records) if peer == "kafka-streams" else None
+    usage, log = ProcessTreeUsage(), root / f"{work.name}-{peer}.log"
+    done = CommitCheck(kafka, work, records) if peer == "kafka-streams" else None
     began = time.monotonic()
     with (
         log.open("wb") as output,
@@ -45,7 +56,7 @@ def run_peer(
         process_tree = psutil.Process(process.pid)
         try:
             while process.poll() is None:
-                usage.sample(process_tree)
+                usage.take_sample(process_tree)
                 if done is not None and done():
                     break
                 if time.monotonic() - began > _LONGEST_S:
@@ -58,19 +69,19 @@ def run_peer(
     failed = process.returncode != 0 or "[ERROR]" in log_text  # Flink's client may exit with 0 after an error
     if failed if done is None else not done.all:
         return {"failed": log_text[-_TAIL:]}
-    summed = summary(results(messages(kafka, work.out), work), work)
+    summed = summarize_results(parse_results(read_committed_messages(kafka, work.output_topic), work), work)
     spent = usage.spent[-1][1]
     return {"seconds": took, "cpu_s": spent, "memory": usage.peak["total"], **summed}
 
 
-class Committed:
+class CommitCheck:
     """Checks that Kafka Streams has committed every record and closed every window.
 
     Kafka Streams emits at most once per second, when a record arrives. Therefore the closing records are sent again
     until the second commit.
     """
 
-    def __init__(self, kafka: Kafka, work: Work, records: Mapping[str, pl.DataFrame]) -> None:
+    def __init__(self, kafka: Kafka, work: Workload, records: Mapping[str, pl.DataFrame]) -> None:
         self._kafka, self._work, self._records = kafka, work, records
         self._admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
         self._looked, self._closed, self.all = time.monotonic(), 0, False
@@ -79,21 +90,25 @@ class Committed:
         if time.monotonic() - self._looked < _AGAIN_S:
             return False
         self._looked = time.monotonic()
-        if not self._has_all():
+        if not self._has_committed_all():
             return False
         if self._closed:
             self.all = True
             return True
         self._closed += 1
         for topic in self._work.topics:
-            close(self._kafka, topic, self._records[topic], last_ms(self._records) + 1000 * self._closed)
+            send_closing_records(
+                self._kafka, topic, self._records[topic], compute_closing_time_ms(self._records) + 1000 * self._closed
+            )
         return False
 
-    def _has_all(self) -> bool:
+    def _has_committed_all(self) -> bool:
         end_offsets = {
-            (p.topic, p.partition): p.offset for topic in self._work.topics for p in ends(self._kafka, topic)
+            (p.topic, p.partition): p.offset
+            for topic in self._work.topics
+            for p in read_partition_end_offsets(self._kafka, topic)
         }
-        group = kafka_streams.application(self._work)
+        group = kafka_streams.format_application_id(self._work)
         futures = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
         try:
             committed = {(p.topic, p.partition): p.offset for p in futures[group].result().topic_partitions}
@@ -102,15 +117,15 @@ class Committed:
         return all(committed.get(place, -1) >= end for place, end in end_offsets.items())
 
 
-def _reader(kafka: Kafka) -> Consumer:
+def _read_committed_consumer(kafka: Kafka) -> Consumer:
     """Return a consumer that reads only committed records."""
     settings = {"bootstrap.servers": kafka.address, "group.id": "peers", "isolation.level": "read_committed"}
     return Consumer(settings | {"enable.auto.commit": False, "auto.offset.reset": "earliest", "log_level": 0})
 
 
-def ends(kafka: Kafka, topic: str) -> list[TopicPartition]:
+def read_partition_end_offsets(kafka: Kafka, topic: str) -> list[TopicPartition]:
     """Return the end offsets of the partitions of a topic."""
-    reader = _reader(kafka)
+    reader = _read_committed_consumer(kafka)
     try:
         places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
         return [TopicPartition(topic, p.partition, reader.get_watermark_offsets(p, 30)[1]) for p in places]
@@ -118,9 +133,12 @@ def ends(kafka: Kafka, topic: str) -> list[TopicPartition]:
         reader.close()
 
 
-def messages(kafka: Kafka, topic: str) -> Iterator[bytes]:
+def read_committed_messages(kafka: Kafka, topic: str) -> Iterator[bytes]:
     """Yield the values that were committed to a topic."""
-    reader, remaining = _reader(kafka), {p.partition: p.offset for p in ends(kafka, topic) if p.offset > 0}
+    reader, remaining = (
+        _read_committed_consumer(kafka),
+        {p.partition: p.offset for p in read_partition_end_offsets(kafka, topic) if p.offset > 0},
+    )
     reader.assign([TopicPartition(topic, p, 0) for p in remaining])
     try:
         while remaining:
@@ -152,35 +170,39 @@ def main() -> int:
     rows = 100_000 if options.quick else options.rows
     peers = [p for p in PEERS if p in options.only] or list(PEERS)
     works = [w for w in WORKS if w.name in options.only] or list(WORKS)
-    records = topics(rows)
+    records = generate_topic_records(rows)
     measurement: dict[str, Any] = {
-        "machine": machine(),
+        "machine": describe_machine(),
         "rows": {},
         "works": {},
         "options": {"quick": options.quick, "heap": options.heap},
     }
-    print("\n".join(report.settings(options.heap)))
+    print("\n".join(peer_report.format_peer_settings(options.heap)))
     with tempfile.TemporaryDirectory(prefix="slackwater-peers-") as root:
         for work in works:
-            expected_rows = expected(work, records)
+            expected_rows = compute_expected_results(work, records)
             measurement["rows"][work.name] = sum(records[topic].height for topic in work.topics)
-            measurement["works"][work.name] = {"batch": summary(expected_rows, work)}
+            measurement["works"][work.name] = {"batch": summarize_results(expected_rows, work)}
             for peer in peers:
                 with Kafka.started() as kafka:  # a separate broker, without data of other peers
-                    fill(kafka, {topic: records[topic] for topic in work.topics})
+                    fill_topics(kafka, {topic: records[topic] for topic in work.topics})
                     print(f"{work.name}: {peer} …", file=sys.stderr, end=" ", flush=True)
                     try:
                         figures = run_peer(peer, work, kafka, records, Path(root), options.heap)
-                    except kafka_streams.NoCompiler as error:
+                    except kafka_streams.MissingCompilerError as error:
                         figures = {"failed": str(error)}
                     print(figures.get("failed") or f"{figures['seconds']:.0f} s", file=sys.stderr, flush=True)
                     measurement["works"][work.name][peer] = figures
     measurement["machine"]["load_after"] = os.getloadavg()[0]
-    print("\n".join(report.lines(measurement)))
+    print("\n".join(peer_report.format_peer_report(measurement)))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(drop_single_runs(measurement), indent=1) + "\n")
-    return int(not all(report.agrees(measurement, work, peer) for work in measurement["works"] for peer in peers))
+    return int(
+        not all(
+            peer_report.results_equal_batch(measurement, work, peer) for work in measurement["works"] for peer in peers
+        )
+    )
 
 
 if __name__ == "__main__":

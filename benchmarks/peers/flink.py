@@ -7,8 +7,8 @@ import sys
 import venv
 from pathlib import Path
 
-from benchmarks.data import LATENESS_S, SIDES
-from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, Work
+from benchmarks.event_files import LATENESS_S, SIDES
+from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, Workload
 from slackwater.spark.sessions import spark_jars
 
 VERSION = "2.3.0"
@@ -46,7 +46,7 @@ _OPENED = (
 )
 
 
-def install() -> Path:
+def install_flink() -> Path:
     """Return the folder of Flink's jars. Fetch them once, into an environment next to Slackwater's other downloads."""
     home = spark_jars.cache_directory() / "peers" / f"flink-{VERSION}"
     if not list(home.glob("lib/python*/site-packages/pyflink/lib/flink-dist-*.jar")):
@@ -59,12 +59,18 @@ def install() -> Path:
     return next(home.glob("lib/python*/site-packages/pyflink"))
 
 
-def sql(work: Work, address: str) -> str:
+def build_sql_script(work: Workload, address: str) -> str:
     """Return the script: tables over topics, and the query."""
-    return "\n".join([*(_source(topic, address) for topic in work.topics), _sink(work, address), _query(work)])
+    return "\n".join(
+        [
+            *(_source_table_sql(topic, address) for topic in work.topics),
+            _sink_table_sql(work, address),
+            _query_sql(work),
+        ]
+    )
 
 
-def _source(topic: str, address: str) -> str:
+def _source_table_sql(topic: str, address: str) -> str:
     key, value = ("k", "v") if topic not in SIDES else ("order_id", "amount")
     return f"""
 CREATE TABLE {topic} (
@@ -76,19 +82,19 @@ CREATE TABLE {topic} (
 );"""
 
 
-def _sink(work: Work, address: str) -> str:
+def _sink_table_sql(work: Workload, address: str) -> str:
     types = dict.fromkeys(work.columns, "BIGINT") | dict.fromkeys(work.times, "TIMESTAMP(3)")
     columns = ", ".join(f"{name} {'STRING' if name in ('k', 'order_id') else kind}" for name, kind in types.items())
     return f"""
 CREATE TABLE results ({columns}) WITH (
-  'connector' = 'kafka', 'topic' = '{work.out}', 'properties.bootstrap.servers' = '{address}',
+  'connector' = 'kafka', 'topic' = '{work.output_topic}', 'properties.bootstrap.servers' = '{address}',
   'sink.delivery-guarantee' = 'exactly-once', 'sink.transactional-id-prefix' = '{work.name}',
   'properties.transaction.timeout.ms' = '600000', 'properties.compression.type' = 'lz4',
   'format' = 'json', 'json.timestamp-format.standard' = 'ISO-8601'
 );"""
 
 
-def _query(work: Work) -> str:
+def _query_sql(work: Workload) -> str:
     if work is JOIN:
         return f"""
 INSERT INTO results
@@ -107,15 +113,15 @@ SELECT k, window_start, window_end, COUNT(*)
 FROM TUMBLE(TABLE events, DESCRIPTOR(event_time), INTERVAL '{LENGTH_S}' SECOND) GROUP BY k, window_start, window_end;"""
 
 
-def peer_command(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
+def peer_command(work: Workload, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs Flink to the end of the input, and its additional environment variables."""
-    jars = install()
+    jars = install_flink()
     further = [jar for module in (GATEWAY, CONNECTOR) for jar in spark_jars.fetch_jars(*module)]
     home.mkdir(parents=True)
     settings = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}
     (home / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
     (home / "log4j2.properties").write_text("rootLogger.level = WARN\n")
-    (home / "script.sql").write_text(sql(work, address))
+    (home / "script.sql").write_text(build_sql_script(work, address))
     opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
     classes = [
         *sorted(map(str, (jars / "lib").glob("*.jar"))),

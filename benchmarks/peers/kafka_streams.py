@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from benchmarks.peers.workloads import Work
+from benchmarks.peers.workloads import Workload
 from slackwater.spark.sessions import spark_jars
 from slackwater.testing.services import KAFKA_VERSION
 
@@ -26,24 +26,26 @@ SETTINGS = {
 }
 
 
-class NoCompiler(Exception):  # noqa: N818 - says what is missing
+class MissingCompilerError(Exception):
     """Error: this machine has no `javac`."""
 
 
-def application(work: Work) -> str:
+def format_application_id(work: Workload) -> str:
     return f"peer-{work.name}"
 
 
-def peer_command(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs Kafka Streams until it is stopped. Raise NoCompiler if `javac` is missing."""
+def peer_command(work: Workload, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs Kafka Streams until it is stopped. Raise MissingCompilerError if `javac` is missing."""
     if shutil.which("javac") is None:
-        raise NoCompiler("Kafka Streams needs javac, which was not found; install a JDK, or leave out Kafka Streams")
+        raise MissingCompilerError(
+            "Kafka Streams needs javac, which was not found; install a JDK, or leave out Kafka Streams"
+        )
     jars = spark_jars.fetch_jars("org.apache.kafka", "kafka-streams", KAFKA_VERSION, transitive=True)
     classpath = ":".join(map(str, jars))
     home.mkdir(parents=True)
     subprocess.run(["javac", "-d", home / "classes", "-cp", classpath, SOURCE], check=True)
     settings = SETTINGS | {
-        "application.id": application(work),
+        "application.id": format_application_id(work),
         "bootstrap.servers": address,
         "state.dir": str(home / "state"),
     }

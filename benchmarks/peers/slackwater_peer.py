@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import slackwater as sw
-from benchmarks.data import LATENESS_S, SIDES
-from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, WORKS, Work
+from benchmarks.event_files import LATENESS_S, SIDES
+from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, WORKS, Workload
 
 SHARDS = 2
 PER_EPOCH = 1_200_000
 SPARK = {"spark.master": f"local[{SHARDS}]"}
 
 
-def peer_command(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
+def peer_command(work: Workload, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs Slackwater to the end of the input."""
     home.mkdir(parents=True)
     return [sys.executable, "-m", "benchmarks.peers.slackwater_peer", work.name, address, str(home), heap], {}
 
 
-def step(work: Work) -> dict[str, Any]:
+def build_step_arguments(work: Workload) -> dict[str, Any]:
     if work is JOIN:
         join = sw.Join(
             kind="inner",
@@ -83,8 +83,8 @@ def main() -> None:
     sw.run_streaming_pipeline(
         name=f"peer-{name}",
         sources=sources,
-        **step(work),
-        target=sw.Target(connection=broker, topic=work.out, delivery="exactly_once"),
+        **build_step_arguments(work),
+        target=sw.Target(connection=broker, topic=work.output_topic, delivery="exactly_once"),
         state_store=sw.StateStore(kind="files", path=f"{home}/state", shards=SHARDS),
         spark_settings=SPARK | {"spark.driver.memory": heap},
         available_now=True,

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 from confluent_kafka import Producer
 
-from benchmarks.cases import MANY, Orders, Stream
-from benchmarks.data import LATENESS_S, SIDES, frames, orders
+from benchmarks.benchmark_cases import MANY, EventStream, OrderStream
+from benchmarks.event_files import LATENESS_S, SIDES, generate_epoch_frames, generate_order_and_payment_frames
 from slackwater.testing.services import Kafka
 
 PARTITIONS = 12
@@ -24,7 +24,7 @@ _DISORDER_MS = 2000
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One workload. `columns` are those of a result row, in order, and `times` are the columns that contain times."""
 
     name: str
@@ -33,49 +33,55 @@ class Work:
     times: tuple[str, ...]
 
     @property
-    def out(self) -> str:
+    def output_topic(self) -> str:
         return f"{self.name}-out"
 
 
 _WINDOW = ("k", "window_start", "window_end", "n")
-SESSIONS = Work("sessions", ("events",), (*_WINDOW, "total", "most"), _WINDOW[1:3])
-TUMBLING = Work("tumbling", ("events",), _WINDOW, _WINDOW[1:3])
-JOIN = Work("join", SIDES, ("order_id", "amount", "ts", "paid_amount", "paid_ts"), ("ts", "paid_ts"))
+SESSIONS = Workload("sessions", ("events",), (*_WINDOW, "total", "most"), _WINDOW[1:3])
+TUMBLING = Workload("tumbling", ("events",), _WINDOW, _WINDOW[1:3])
+JOIN = Workload("join", SIDES, ("order_id", "amount", "ts", "paid_amount", "paid_ts"), ("ts", "paid_ts"))
 WORKS = (SESSIONS, TUMBLING, JOIN)
 
 
-def streams(rows: int) -> tuple[Stream, Orders]:
+def build_event_and_order_streams(rows: int) -> tuple[EventStream, OrderStream]:
     """Return the streams of the cases sessions-1m and join-2m, with `rows` rows over all sources each."""
     epochs = max(rows // 1_000_000, 1)
     return (
-        Stream(min(MANY, rows // 5), rows // epochs, step_s=50, epochs=epochs),
-        Orders(rows // 10 // epochs, step_s=30, within_s=WITHIN_S, epochs=5 * epochs),
+        EventStream(min(MANY, rows // 5), rows // epochs, step_s=50, epochs=epochs),
+        OrderStream(rows // 10 // epochs, step_s=30, within_s=WITHIN_S, epochs=5 * epochs),
     )
 
 
-def topics(rows: int) -> dict[str, pl.DataFrame]:
+def generate_topic_records(rows: int) -> dict[str, pl.DataFrame]:
     """Return the records of each topic, in order of arrival."""
-    events, both = streams(rows)
-    sides = list(zip(*orders(both, seed=7), strict=True))
-    frames_by_topic = {"events": pl.concat(_arriving(frame, number) for number, frame in enumerate(frames(events)))}
-    frames_by_topic = {"events": frames_by_topic["events"].select("k", ts=_millis(), v=pl.col("v").cast(pl.Int64))}
+    events, both = build_event_and_order_streams(rows)
+    sides = list(zip(*generate_order_and_payment_frames(both, seed=7), strict=True))
+    frames_by_topic = {
+        "events": pl.concat(
+            _sort_by_arrival(frame, number) for number, frame in enumerate(generate_epoch_frames(events))
+        )
+    }
+    frames_by_topic = {
+        "events": frames_by_topic["events"].select("k", ts=_event_time_ms(), v=pl.col("v").cast(pl.Int64))
+    }
     for side, parts in zip(SIDES, sides, strict=True):
         amount = (pl.col("amount") * 100).round().cast(pl.Int64)
-        frames_by_topic[side] = pl.concat(parts).select("order_id", ts=_millis(), amount=amount)
+        frames_by_topic[side] = pl.concat(parts).select("order_id", ts=_event_time_ms(), amount=amount)
     return frames_by_topic
 
 
-def _arriving(frame: pl.DataFrame, seed: int) -> pl.DataFrame:
+def _sort_by_arrival(frame: pl.DataFrame, seed: int) -> pl.DataFrame:
     """Order rows by arrival: at most two seconds out of order, because some peers process row by row."""
     delay = np.random.default_rng(seed).integers(_DISORDER_MS, size=frame.height)
     return frame.sort(pl.col("ts").dt.epoch("ms") + pl.Series(delay))
 
 
-def _millis() -> pl.Expr:
+def _event_time_ms() -> pl.Expr:
     return pl.col("ts").dt.epoch("ms")
 
 
-def expected(work: Work, records: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+def compute_expected_results(work: Workload, records: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     """Return the expected results of every peer, computed by a batch over all records."""
     if work is JOIN:
         paid = records["payments"].rename({"amount": "paid_amount", "ts": "paid_ts"})
@@ -100,13 +106,13 @@ def expected(work: Work, records: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     return expected_rows.select(work.columns)
 
 
-def last_ms(records: Mapping[str, pl.DataFrame]) -> int:
+def compute_closing_time_ms(records: Mapping[str, pl.DataFrame]) -> int:
     """Return a time after all windows of all records."""
     return max(int(frame["ts"].max()) for frame in records.values()) + 1000 * (_LAST_S + LATENESS_S)  # type: ignore[arg-type]
 
 
-def fill(kafka: Kafka, records: Mapping[str, pl.DataFrame]) -> None:
-    """Fill a topic per frame, keyed and partitioned by its first column, and close its windows with `close`."""
+def fill_topics(kafka: Kafka, records: Mapping[str, pl.DataFrame]) -> None:
+    """Fill a topic per frame, keyed and partitioned by its first column, and close its windows with `send_closing_records`."""
     for topic, frame in records.items():
         kafka.create(topic, PARTITIONS)
         key = frame.columns[0]
@@ -116,19 +122,19 @@ def fill(kafka: Kafka, records: Mapping[str, pl.DataFrame]) -> None:
             at="ts",
             value=pl.struct(frame.columns).struct.json_encode(),
         )
-        send(kafka, topic, values.iter_rows())
-        close(kafka, topic, frame, last_ms(records))
+        send_records(kafka, topic, values.iter_rows())
+        send_closing_records(kafka, topic, frame, compute_closing_time_ms(records))
 
 
-def close(kafka: Kafka, topic: str, like: pl.DataFrame, at_ms: int) -> None:
+def send_closing_records(kafka: Kafka, topic: str, like: pl.DataFrame, at_ms: int) -> None:
     """Send one more record per partition, whose time is after the end of all windows."""
     other = {"v": 0} if "v" in like.columns else {"amount": 0}
     rows = [{like.columns[0]: LAST, "ts": at_ms, **other}] * PARTITIONS
     values = pl.DataFrame(rows).select(pl.struct(pl.all()).struct.json_encode())
-    send(kafka, topic, ((LAST, p, at_ms, value) for p, value in enumerate(values.to_series())))
+    send_records(kafka, topic, ((LAST, p, at_ms, value) for p, value in enumerate(values.to_series())))
 
 
-def send(kafka: Kafka, topic: str, rows: Iterable[tuple[str, int, int, str]]) -> None:
+def send_records(kafka: Kafka, topic: str, rows: Iterable[tuple[str, int, int, str]]) -> None:
     """Send records, given as key, partition, time in milliseconds and value."""
     settings = {"bootstrap.servers": kafka.address, "linger.ms": 50, "compression.type": "lz4", "log_level": 0}
     producer = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
@@ -145,8 +151,8 @@ def send(kafka: Kafka, topic: str, rows: Iterable[tuple[str, int, int, str]]) ->
         raise TimeoutError(f"Kafka did not accept {unsent} records within a minute")
 
 
-def results(values: Iterator[bytes], work: Work) -> pl.DataFrame:
-    """Return the result rows in the messages of an output topic, with the columns of `expected`."""
+def parse_results(values: Iterator[bytes], work: Workload) -> pl.DataFrame:
+    """Return the result rows in the messages of an output topic, with the columns of `compute_expected_results`."""
     output_rows = pl.read_ndjson(b"\n".join(values), infer_schema_length=1000)
     if output_rows.is_empty():
         return output_rows
@@ -159,7 +165,7 @@ def results(values: Iterator[bytes], work: Work) -> pl.DataFrame:
     return output_rows.filter(pl.col(work.columns[0]) != LAST)
 
 
-def summary(output_rows: pl.DataFrame, work: Work) -> dict[str, int]:
+def summarize_results(output_rows: pl.DataFrame, work: Workload) -> dict[str, int]:
     """Return the number of rows, and a sum of the hashes of all columns that does not depend on their order."""
     if output_rows.is_empty():
         return {"rows": 0, "checksum": 0}

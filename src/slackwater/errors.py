@@ -35,7 +35,7 @@ from slackwater.secret_masking import mask_secrets
 class Topic(StrEnum):
     """The section that documents an error: its page in `docs/messages`, and its heading.
 
-    The texts of the pages are in `docgen/message_topics.py`.
+    The texts of the pages are in `docgen/error_explanations.py`.
     """
 
     CONFIG_WRONG = "config.md#the-config-is-wrong"

@@ -2,7 +2,7 @@
 
     SLACKWATER_TUNINGS_OFF=expression_cache,preaggregation slackwater run clicks.toml
 
-The variable turns tunings off, for benchmarks (`benchmarks.tunings`) and troubleshooting. Users do not need it.
+The variable turns tunings off, for benchmarks (`benchmarks.spark_tunings`) and troubleshooting. Users do not need it.
 
 May import: core, errors.
 """

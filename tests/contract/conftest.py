@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.early_statistics import early_statistics as early_statistics
+from tests.support.statistics_before_read import (
+    provide_statistics_before_read_in_some_epochs as provide_statistics_before_read_in_some_epochs,
+)

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.laws.generators import dedup
-from tests.support.script import Crash, Quiet, Restart, RowsInput, build_pipeline, run_local
+from tests.laws.generators import dedup_runs
+from tests.support.local_pipeline_script import (
+    DriverCrash,
+    MicroBatch,
+    PipelineRestart,
+    QuietInterval,
+    build_pipeline,
+    run_local_script,
+)
 
 import slackwater as sw
 from slackwater.cli.why import format_report
@@ -45,7 +52,7 @@ Make = Callable[[], Any]
 
 
 @pytest.fixture(params=["files", "postgres"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+def store_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     if request.param == "files":
         return lambda: FilesStore(tmp_path / "state", NAME)
     url = request.getfixturevalue("postgres").database(f"dedup_{abs(hash(request.node.name)):x}")
@@ -58,19 +65,19 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return database
 
 
-def row(user: str | None, seconds: int, page: str = "p") -> dict[str, Any]:
+def event_row(user: str | None, seconds: int, page: str = "p") -> dict[str, Any]:
     return {"user": user, "page": page, "ts": seconds * S}
 
 
-def run(make: Make, *items: Any, step: sw.Dedup = LAST, **more: Any) -> Any:
-    return run_local(step, items, SCHEMA, store=make, flush=False, **more)
+def run_dedup(make: Make, *items: Any, step: sw.Dedup = LAST, **more: Any) -> Any:
+    return run_local_script(step, items, SCHEMA, store=make, flush=False, **more)
 
 
-def rows_of(result: Any) -> list[tuple[Any, ...]]:
+def sort_result_rows(result: Any) -> list[tuple[Any, ...]]:
     return sorted((r["_event_ts"] // S, r["user"], r["page"]) for r in result.rows)
 
 
-def stored(make: Make) -> dict[Any, int]:
+def count_stored_rows_by_user(make: Make) -> dict[Any, int]:
     """Return the number of stored rows that are not due, by user."""
     counts: dict[Any, int] = {}
     with make().peek() as snapshot:
@@ -84,54 +91,68 @@ def stored(make: Make) -> dict[Any, int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_dedup_matches_the_reference_loop_in_both_stores(seed: int, make: Make) -> None:
-    dedup.check_seed(seed, make)
+def test_dedup_matches_the_reference_loop_in_both_stores(seed: int, store_factory: Make) -> None:
+    dedup_runs.check_dedup_seed(seed, store_factory)
 
 
-def test_last_row_is_emitted_once_after_the_watermark_passes_its_timer(make: Make) -> None:
-    epochs = [RowsInput({"a": [row("x", 0), row("x", 5, "last")]}), RowsInput({"a": [row("y", 14)]})]
-    assert rows_of(run(make, *epochs)) == [], "the watermark is 14, and the row of x is due at 15"
-    after = run(make, Crash("commit.after"), RowsInput({"a": [row("y", 20)]}), Restart(shards=3))
-    assert rows_of(after) == [(5, "x", "last")]
-    assert stored(make) == {"y": 1}
-    assert rows_of(run(make, RowsInput({"a": [row("z", 31)]}))) == [(20, "y", "p")]
-    assert stored(make) == {"z": 1}
-    assert verify_state(make()).problems == []
+def test_last_row_is_emitted_once_after_the_watermark_passes_its_timer(store_factory: Make) -> None:
+    epochs = [
+        MicroBatch({"a": [event_row("x", 0), event_row("x", 5, "last")]}),
+        MicroBatch({"a": [event_row("y", 14)]}),
+    ]
+    assert sort_result_rows(run_dedup(store_factory, *epochs)) == [], (
+        "the watermark is 14, and the row of x is due at 15"
+    )
+    after = run_dedup(
+        store_factory, DriverCrash("commit.after"), MicroBatch({"a": [event_row("y", 20)]}), PipelineRestart(shards=3)
+    )
+    assert sort_result_rows(after) == [(5, "x", "last")]
+    assert count_stored_rows_by_user(store_factory) == {"y": 1}
+    assert sort_result_rows(run_dedup(store_factory, MicroBatch({"a": [event_row("z", 31)]}))) == [(20, "y", "p")]
+    assert count_stored_rows_by_user(store_factory) == {"z": 1}
+    assert verify_state(store_factory()).problems == []
 
 
-def test_dedup_state_can_be_verified_measured_and_compacted(make: Make) -> None:
-    run(make, RowsInput({"a": [row("x", 0), row("y", 1), row(None, 2)]}), RowsInput({"a": [row("x", 13)]}), step=FIRST)
-    assert stored(make) == {"x": 1}, "results are forgotten `within` after them"
-    report = verify_state(make())
+def test_dedup_state_can_be_verified_measured_and_compacted(store_factory: Make) -> None:
+    run_dedup(
+        store_factory,
+        MicroBatch({"a": [event_row("x", 0), event_row("y", 1), event_row(None, 2)]}),
+        MicroBatch({"a": [event_row("x", 13)]}),
+        step=FIRST,
+    )
+    assert count_stored_rows_by_user(store_factory) == {"x": 1}, "results are forgotten `within` after them"
+    report = verify_state(store_factory())
     assert (report.problems, report.rows > 0) == ([], True)
-    store = make()
+    store = store_factory()
     with store.peek() as snapshot:
         assert [k.key["user"] for k in find_hot_keys(store, snapshot, 9)] == ["x"]
         assert (snapshot.commit.stages[0].groups, sum(snapshot.commit.stages[0].windows)) in (((0, 1), 1), ((1, 0), 1))
-    compact_state(make())
-    assert stored(make) == {"x": 1}
-    assert verify_state(make()).problems == []
+    compact_state(store_factory())
+    assert count_stored_rows_by_user(store_factory) == {"x": 1}
+    assert verify_state(store_factory()).problems == []
 
 
-def test_verify_reports_key_counts_that_differ_from_the_commit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_key_counts_that_differ_from_the_commit(
+    store_factory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = DedupOperator.counts_after_ingest
     monkeypatch.setattr(
         DedupOperator,
         "counts_after_ingest",
         lambda self, before, reports: whole(self, whole(self, before, reports), reports),
     )
-    run(make, RowsInput({"a": [row("x", 0)]}))
-    assert [p for p in verify_state(make()).problems if "1 key in 1 row, but the commit says 2 in 2" in str(p)]
+    run_dedup(store_factory, MicroBatch({"a": [event_row("x", 0)]}))
+    assert [p for p in verify_state(store_factory()).problems if "1 key in 1 row, but the commit says 2 in 2" in str(p)]
 
 
-def test_config_changes_are_compatible_migrated_or_need_a_rebuild(make: Make) -> None:
-    run(make, RowsInput({"a": [row("x", 0)]}))
+def test_config_changes_are_compatible_migrated_or_need_a_rebuild(store_factory: Make) -> None:
+    run_dedup(store_factory, MicroBatch({"a": [event_row("x", 0)]}))
 
     def changed(step: sw.Dedup, columns: dict[str, str] = SCHEMA) -> list[tuple[str, str]]:
         pipeline = build_pipeline(step, ["a"], name=NAME)
         fields = {name: Field(name, type_) for name, type_ in columns.items()}
         operators = [compile_step(pipeline, {"a": fields})]
-        with make().peek() as snapshot:
+        with store_factory().peek() as snapshot:
             return [(c.key, c.verdict) for c in compare_config(pipeline, snapshot.commit, steps=operators).changes]
 
     assert changed(LAST) == []
@@ -142,44 +163,46 @@ def test_config_changes_are_compatible_migrated_or_need_a_rebuild(make: Make) ->
     assert changed(LAST, {"user": "string"}) == [("state", REBUILD)], "a column that is stored is gone"
     assert changed(LAST, SCHEMA | {"page": "bigint"}) == [("state", REBUILD)]
     with pytest.raises(StateError, match=r"written for another dedup \(keep: state has last, config has first"):
-        run(make, RowsInput({"a": [row("x", 1)]}), step=FIRST)
+        run_dedup(store_factory, MicroBatch({"a": [event_row("x", 1)]}), step=FIRST)
 
 
-def test_new_column_is_null_in_rows_already_in_the_state(make: Make) -> None:
-    run(make, RowsInput({"a": [row("x", 0), row("y", 3)]}))
+def test_new_column_is_null_in_rows_already_in_the_state(store_factory: Make) -> None:
+    run_dedup(store_factory, MicroBatch({"a": [event_row("x", 0), event_row("y", 3)]}))
     wider = SCHEMA | {"new": "bigint"}
-    more = [{**row("x", 4), "new": 7}, {**row("z", 40), "new": 8}]
-    result = run_local(LAST, [RowsInput({"a": more})], wider, store=make, flush=False)
+    more = [{**event_row("x", 4), "new": 7}, {**event_row("z", 40), "new": 8}]
+    result = run_local_script(LAST, [MicroBatch({"a": more})], wider, store=store_factory, flush=False)
     assert sorted((r["_event_ts"] // S, r["user"], r["new"]) for r in result.rows) == [(3, "y", None), (4, "x", 7)]
-    assert verify_state(make()).problems == []
+    assert verify_state(store_factory()).problems == []
 
 
-def test_longer_within_applies_to_rows_read_after_the_change(make: Make) -> None:
-    run(make, RowsInput({"a": [row("x", 0)]}), step=FIRST)
+def test_longer_within_applies_to_rows_read_after_the_change(store_factory: Make) -> None:
+    run_dedup(store_factory, MicroBatch({"a": [event_row("x", 0)]}), step=FIRST)
     longer = FIRST.model_copy(update={"within_ms": 30_000})
-    result = run(make, RowsInput({"a": [row("x", 9), row("x", 10), row("x", 39)]}), step=longer)
-    assert rows_of(result) == [(10, "x", "p")], "9 is within 10 of 0, and 39 within 30 of 10"
+    result = run_dedup(
+        store_factory, MicroBatch({"a": [event_row("x", 9), event_row("x", 10), event_row("x", 39)]}), step=longer
+    )
+    assert sort_result_rows(result) == [(10, "x", "p")], "9 is within 10 of 0, and 39 within 30 of 10"
 
 
-def test_why_lists_the_next_timers(make: Make) -> None:
-    run(make, RowsInput({"a": [row("x", 0), row("x", 4), row("y", 9)]}))
+def test_why_report_lists_the_next_timers(store_factory: Make) -> None:
+    run_dedup(store_factory, MicroBatch({"a": [event_row("x", 0), event_row("x", 4), event_row("y", 9)]}))
     pipeline = build_pipeline(LAST, ["a"], name=NAME)
-    report = build_why_report(pipeline, make(), 1)
+    report = build_why_report(pipeline, store_factory(), 1)
     assert (report.kind, report.open_keys, [o.closes_us for o in report.next]) == ("dedup", 2, [14 * S, 19 * S])
     lines = list(format_report(report, "x.toml"))
     assert "2 keys kept; the next timers:" in lines
     assert any(line.split()[:4] == ["x", "1970-01-01T00:00:04Z", "1970-01-01T00:00:14Z", "an"] for line in lines), lines
-    lines = list(format_report(build_why_report(pipeline, make(), 1, ["user=x"]), "x.toml"))
+    lines = list(format_report(build_why_report(pipeline, store_factory(), 1, ["user=x"]), "x.toml"))
     assert "key user=x: 1 timer" in lines
     assert "  due at watermark 1970-01-01T00:00:14Z, last event 1970-01-01T00:00:04Z" in lines
     assert "  rows before 1970-01-01T00:00:09Z are late" in lines
-    with make().peek() as snapshot:
+    with store_factory().peek() as snapshot:
         assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == LAST
 
 
-def test_state_view_shows_only_rows_that_are_not_due(make: Make) -> None:
-    run(make, RowsInput({"a": [row("x", 0), row("x", 4, "last"), row("y", 9)]}))
-    with StateView(make()) as view:
+def test_state_view_shows_only_rows_that_are_not_due(store_factory: Make) -> None:
+    run_dedup(store_factory, MicroBatch({"a": [event_row("x", 0), event_row("x", 4, "last"), event_row("y", 9)]}))
+    with StateView(store_factory()) as view:
         (x,) = view.fetch("x").to_dicts()
         assert (x["page"], x["_due_at"].timestamp(), x["_first_at"].timestamp(), x["_epoch"]) == ("last", 14, 0, 0)
         assert view.scan(where="page = 'p'")["user"].to_list() == ["y"]
@@ -197,9 +220,9 @@ def test_dedup_output_is_never_late_for_the_next_stage() -> None:
         kind="tumbling", duration="5s", group_by=["user"], aggregations=[sw.Aggregation(agg="count", as_="n")]
     )  # fmt: skip
     for step, delay in ((LAST, 10), (FIRST, 0)):
-        result = run_local(
+        result = run_local_script(
             step,
-            [RowsInput({"a": [row("x", t)]}) for t in (0, 11, 12, 30, 60)],
+            [MicroBatch({"a": [event_row("x", t)]}) for t in (0, 11, 12, 30, 60)],
             SCHEMA,
             downstream=count,
             flush=False,
@@ -210,15 +233,20 @@ def test_dedup_output_is_never_late_for_the_next_stage() -> None:
         assert first.watermark_us - second.watermark_us == delay * S
 
 
-def test_late_rows_become_dead_letters(make: Make) -> None:
+def test_late_rows_become_dead_letters(store_factory: Make) -> None:
     step = LAST.model_copy(update={"late_data": "dlq"})
-    result = run(make, RowsInput({"a": [row("x", 20)]}), RowsInput({"a": [row("y", 19), row("x", 21)]}), step=step)
+    result = run_dedup(
+        store_factory,
+        MicroBatch({"a": [event_row("x", 20)]}),
+        MicroBatch({"a": [event_row("y", 19), event_row("x", 21)]}),
+        step=step,
+    )
     assert [(letter["reason"], letter["group_key"]) for letter in result.letters] == [("late", '{"user":"y"}')]
     counters = result.statuses[-1].counters
     assert (counters.rows_late, counters.rows_duplicate, counters.letters) == (1, 1, {"late": 1})
 
 
-def test_idle_close_makes_timers_due_without_new_rows(make: Make) -> None:
+def test_idle_close_makes_timers_due_without_new_rows(store_factory: Make) -> None:
     step = sw.Dedup(keys=["user"], keep="last", within="2s", source_idleness="1s", idle_close="1s")
-    result = run(make, RowsInput({"a": [row("x", 0)]}), *[Quiet(1000)] * 4, step=step)
-    assert rows_of(result) == [(0, "x", "p")]
+    result = run_dedup(store_factory, MicroBatch({"a": [event_row("x", 0)]}), *[QuietInterval(1000)] * 4, step=step)
+    assert sort_result_rows(result) == [(0, "x", "p")]

@@ -69,7 +69,7 @@ PLACES = ("parquet", "json", "csv", "delta", "iceberg", "postgres", "kafka")
 Make = Callable[..., Path]
 
 
-def letter(**more: Any) -> dict[str, Any]:
+def dead_letter_row(**more: Any) -> dict[str, Any]:
     defaults = {
         "reason": "late", "pipeline": "p", "source": "orders", "epoch": 3, "topic": "orders", "partition": 1, "offset": 17,
         "key": b"k\0", "value": b'{"user":  "\xc3\xa9", "n": [1]}', "event_time": AT, "cause": "lateness",
@@ -80,21 +80,21 @@ def letter(**more: Any) -> dict[str, Any]:
     return {n: {**defaults, **more}.get(n) for n in SCHEMA}
 
 
-LATE = letter()
-IDLE = letter(
+LATE = dead_letter_row()
+IDLE = dead_letter_row(
     epoch=4, offset=18, cause="idle", watermark_source=None, value=b"plain\x1b[2J text", key=None, headers=None
 )
 NOTHING_LATE = dict.fromkeys(
     ("cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows", "key", "headers", "group_key")
 )
-BAD = letter(**NOTHING_LATE, reason="undecodable", offset=19, event_time=None, value=b"\xff" * 70)
-NULL = letter(
+BAD = dead_letter_row(**NOTHING_LATE, reason="undecodable", offset=19, event_time=None, value=b"\xff" * 70)
+NULL = dead_letter_row(
     **NOTHING_LATE, reason="future", topic=None, partition=None, offset=None, file="/in/0.jsonl", value=None, epoch=5
 )
 
 
 @pytest.fixture
-def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
+def write_config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
     """Return a function that writes a config for the pipeline `name` with a separate dead-letter table or topic."""
     unique_name = f"t{uuid.uuid4().hex[:8]}"
     kafka.create(unique_name, 2)
@@ -103,7 +103,7 @@ def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
         directory = f'path = "{tmp_path}/letters"'
         connection, where = {
             "delta": ('kind = "delta"', directory),
-            "iceberg": (iceberg_tables.connection(tmp_path), 'table = "shop.letters"'),
+            "iceberg": (iceberg_tables.sql_catalog_connection(tmp_path), 'table = "shop.letters"'),
             "postgres": (f'kind = "postgres"\nurl = "{postgres.url}"', f'table = "public.{unique_name}"'),
             "kafka": (f'kind = "kafka"\nbootstrap_servers = "{kafka.address}"', f'topic = "{unique_name}"'),
             "console": ('kind = "console"', ""),
@@ -115,7 +115,7 @@ def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
     return make
 
 
-def publish(file: Path, epoch: int, *letters: dict[str, Any]) -> None:
+def publish_dead_letters(file: Path, epoch: int, *letters: dict[str, Any]) -> None:
     target = create_dead_letter_writer(toml.load(file), "state")
     assert target is not None
     target.open()
@@ -123,7 +123,9 @@ def publish(file: Path, epoch: int, *letters: dict[str, Any]) -> None:
     target.close()
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run_slackwater(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["slackwater", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -132,13 +134,13 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_published_dead_letters_are_read_back_newest_first(config: Make, place: str) -> None:
-    file = config(place)
+def test_published_dead_letters_are_read_back_newest_first(write_config: Make, place: str) -> None:
+    file = write_config(place)
     assert count_dead_letters(toml.load(file)).is_empty(), "nothing was published yet"
-    publish(file, 3, LATE, BAD)
-    publish(config(place, "other"), 0, letter(pipeline="other"))
-    publish(file, 4, IDLE)
-    publish(file, 5, NULL)
+    publish_dead_letters(file, 3, LATE, BAD)
+    publish_dead_letters(write_config(place, "other"), 0, dead_letter_row(pipeline="other"))
+    publish_dead_letters(file, 4, IDLE)
+    publish_dead_letters(file, 5, NULL)
     pipeline = toml.load(file)
     letters = read_newest(pipeline, DeadLetterFilter()).to_dicts()
     assert letters == [NULL, IDLE, LATE, BAD]
@@ -154,8 +156,8 @@ def test_published_dead_letters_are_read_back_newest_first(config: Make, place: 
 
 @pytest.mark.parametrize("state", select_cases(["files", "postgres"]))
 @pytest.mark.parametrize("place", PLACES)
-def test_list_and_show_report_applied_and_tried_dead_letters(
-    config: Make,
+def test_list_and_show_report_replayed_dead_letters_and_replay_attempts(
+    write_config: Make,
     place: str,
     state: str,
     postgres: Any,
@@ -164,13 +166,15 @@ def test_list_and_show_report_applied_and_tried_dead_letters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Read applied dead letters and numbers of tries from the state store. The commands do not change the state."""
-    file = config(place)
+    file = write_config(place)
     url = postgres.database(f"dlq{uuid.uuid4().hex[:8]}")
     where = f'kind = "files"\npath = "{tmp_path}/state"' if state == "files" else f'kind = "postgres"\nurl = "{url}"'
     file.write_text(f"{file.read_text()}\n[state_store]\n{where}\n")
-    twice = letter(**NOTHING_LATE, reason="undecodable", topic=None, partition=None, offset=None, file="/in/1.jsonl")
-    publish(file, 3, LATE, BAD)
-    publish(file, 4, IDLE, twice, twice)
+    twice = dead_letter_row(
+        **NOTHING_LATE, reason="undecodable", topic=None, partition=None, offset=None, file="/in/1.jsonl"
+    )
+    publish_dead_letters(file, 3, LATE, BAD)
+    publish_dead_letters(file, 4, IDLE, twice, twice)
     pipeline = toml.load(file)
     letters = read_newest(pipeline, DeadLetterFilter())
     store = create_store(pipeline)
@@ -192,32 +196,32 @@ def test_list_and_show_report_applied_and_tried_dead_letters(
         ("undecodable", "orders", 3, 2, 1, 7),
     ]
     store.close()
-    code, out, err = said(monkeypatch, capsys, "dlq", "list", file)
+    code, out, err = run_slackwater(monkeypatch, capsys, "dlq", "list", file)
     assert (code, err) == (0, "")
     assert out.splitlines()[0].split() == [
         "reason", "source", "letters", "open", "applied", "tries", "first", "event", "last", "event",
     ]  # fmt: skip
-    out = said(monkeypatch, capsys, "dlq", "show", file, "--reason", "undecodable")[1]
+    out = run_slackwater(monkeypatch, capsys, "dlq", "show", file, "--reason", "undecodable")[1]
     assert "epoch 3  -\n  tried    7 times, not applied\n  value" in out
-    assert said(monkeypatch, capsys, "dlq", "show", file, "--reason", "late")[1].count("\n  applied\n") == 2
+    assert run_slackwater(monkeypatch, capsys, "dlq", "show", file, "--reason", "late")[1].count("\n  applied\n") == 2
 
 
 def test_list_counts_and_show_prints_dead_letters(
-    config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write_config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = config("parquet")
-    assert said(monkeypatch, capsys, "dlq", "list", file) == (0, "p: no dead letters\n", "")
-    assert said(monkeypatch, capsys, "dlq", "show", file) == (0, "p: no dead letters\n", "")
-    publish(file, 3, LATE, BAD)
-    publish(file, 4, IDLE, NULL)
-    assert said(monkeypatch, capsys, "dlq", "list", file)[1].splitlines() == [
+    file = write_config("parquet")
+    assert run_slackwater(monkeypatch, capsys, "dlq", "list", file) == (0, "p: no dead letters\n", "")
+    assert run_slackwater(monkeypatch, capsys, "dlq", "show", file) == (0, "p: no dead letters\n", "")
+    publish_dead_letters(file, 3, LATE, BAD)
+    publish_dead_letters(file, 4, IDLE, NULL)
+    assert run_slackwater(monkeypatch, capsys, "dlq", "list", file)[1].splitlines() == [
         "reason       source  letters  open  applied  tries  first event           last event",
         "future       orders        1     1        0      0  2024-03-01 09:00:00Z  2024-03-01 09:00:00Z",
         "late         orders        2     2        0      0  2024-03-01 09:00:00Z  2024-03-01 09:00:00Z",
         "undecodable  orders        1     1        0      0  -                     -",
         "total                      4     4        0      0",
     ]
-    code, out, _ = said(monkeypatch, capsys, "dlq", "show", file, "--limit", "3")
+    code, out, _ = run_slackwater(monkeypatch, capsys, "dlq", "show", file, "--limit", "3")
     assert code == 0
     assert out.splitlines() == [
         "future  /in/0.jsonl  epoch 5  2024-03-01 09:00:00Z",
@@ -240,7 +244,7 @@ def test_list_counts_and_show_prints_dead_letters(
         "             ]",
         "           }",
     ]
-    out = said(monkeypatch, capsys, "dlq", "show", file, "--reason", "undecodable")[1]
+    out = run_slackwater(monkeypatch, capsys, "dlq", "show", file, "--reason", "undecodable")[1]
     assert out.splitlines() == [
         "undecodable  orders-1 at offset 19  epoch 3  -",
         f"  value    0x{'ff' * 64} … 70 bytes",
@@ -248,9 +252,11 @@ def test_list_counts_and_show_prints_dead_letters(
 
 
 @pytest.mark.parametrize("place", ["parquet", "delta", "postgres"])
-def test_dead_letters_of_an_older_version_are_read(config: Make, place: str, postgres: Any, tmp_path: Path) -> None:
+def test_dead_letters_of_an_older_version_are_read(
+    write_config: Make, place: str, postgres: Any, tmp_path: Path
+) -> None:
     """Dead letters from versions that did not store late rows lack the newer columns."""
-    file = config(place)
+    file = write_config(place)
     old = pl.DataFrame([BAD], schema=SCHEMA).drop([f.name for f in LETTER[12:]])
     if place == "parquet":
         (tmp_path / "letters").mkdir()
@@ -258,7 +264,7 @@ def test_dead_letters_of_an_older_version_are_read(config: Make, place: str, pos
     elif place == "delta":
         old.write_delta(str(tmp_path / "letters"))
     else:
-        publish(file, 3, BAD)
+        publish_dead_letters(file, 3, BAD)
         table = toml.load(file).dead_letter.table  # type: ignore[union-attr]
         with psycopg.connect(postgres.url) as db:
             for f in LETTER[12:]:
@@ -266,28 +272,28 @@ def test_dead_letters_of_an_older_version_are_read(config: Make, place: str, pos
     assert read_newest(toml.load(file), DeadLetterFilter()).to_dicts() == [BAD]
 
 
-def test_headers_of_an_earlier_dead_letter_do_not_replace_the_new_reason(config: Make, kafka: Any) -> None:
+def test_headers_of_an_earlier_dead_letter_do_not_replace_the_new_reason(write_config: Make, kafka: Any) -> None:
     """A dead-letter topic can be a source. A new dead letter then has the headers of the first one before its own."""
-    file = config("kafka")
+    file = write_config("kafka")
     first = [{"key": "slackwater-reason", "value": base64.b64encode(b"future").decode()}]
-    publish(file, 3, letter(headers=json.dumps(first)))
+    publish_dead_letters(file, 3, dead_letter_row(headers=json.dumps(first)))
     (newest,) = read_newest(toml.load(file), DeadLetterFilter()).to_dicts()
     assert (newest["reason"], json.loads(newest["headers"])) == ("late", first)
 
 
-def test_unreadable_dead_letters_are_reported(config: Make, tmp_path: Path, postgres: Any) -> None:
+def test_unreadable_dead_letters_are_reported(write_config: Make, tmp_path: Path, postgres: Any) -> None:
     with pytest.raises(
         StartError, match="p: dead letters go to the console, which does not store them; name another connection"
     ):
-        count_dead_letters(toml.load(config("console")))
-    file = config("parquet")
+        count_dead_letters(toml.load(write_config("console")))
+    file = write_config("parquet")
     file.write_text(file.read_text().split("[dead_letter]")[0].replace('"dlq"', '"drop"'))
     with pytest.raises(
         StartError,
         match=r"p: the config has no \[dead_letter\], so the pipeline stores no dead letters; add \[dead_letter\]",
     ):
         count_dead_letters(toml.load(file))
-    file = config("parquet")
+    file = write_config("parquet")
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "p-letters-000000000.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(
@@ -297,8 +303,8 @@ def test_unreadable_dead_letters_are_reported(config: Make, tmp_path: Path, post
     (tmp_path / "letters" / "_delta_log").mkdir()
     (tmp_path / "letters" / "_delta_log" / "00000000000000000000.json").write_text("no")
     with pytest.raises(StartError, match=r"Delta table .*/letters cannot be read \(.*\); check the path"):
-        count_dead_letters(toml.load(config("delta")))
-    file = config("postgres")
+        count_dead_letters(toml.load(write_config("delta")))
+    file = write_config("postgres")
     with psycopg.connect(postgres.url) as db:
         db.execute(f"CREATE TABLE {toml.load(file).dead_letter.table} (reason int)")  # type: ignore[union-attr]
     with pytest.raises(
@@ -308,11 +314,11 @@ def test_unreadable_dead_letters_are_reported(config: Make, tmp_path: Path, post
 
 
 def test_unresponsive_topic_is_reported_after_a_timeout(
-    config: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
+    write_config: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    file = config("kafka")
-    publish(file, 0, LATE)
+    file = write_config("kafka")
+    publish_dead_letters(file, 0, LATE)
     from slackwater.connectors.kafka import connector as system
 
     monkeypatch.setattr(system, "_SECONDS", -1.0)
@@ -328,9 +334,9 @@ def test_content_that_is_not_a_json_object_is_shown_as_text() -> None:
     assert command.readable_content(b"") == [""]
 
 
-def test_dlq_list_does_not_import_spark_or_sqlglot(config: Make) -> None:
-    file = config("parquet")
-    publish(file, 3, LATE)
+def test_dlq_list_does_not_import_spark_or_sqlglot(write_config: Make) -> None:
+    file = write_config("parquet")
+    publish_dead_letters(file, 3, LATE)
     code = (
         "import sys; sys.argv = ['slackwater', 'dlq', 'list', sys.argv[1]]\n"
         "from slackwater.cli.main import app\n"
@@ -343,11 +349,11 @@ def test_dlq_list_does_not_import_spark_or_sqlglot(config: Make) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_dead_letters_are_filtered_by_group_key(config: Make, place: str) -> None:
-    file = config(place)
-    other = letter(group_key='{"user":null}', offset=21)
-    publish(file, 3, LATE, BAD, other)
-    publish(file, 4, letter(epoch=4, offset=22))
+def test_dead_letters_are_filtered_by_group_key(write_config: Make, place: str) -> None:
+    file = write_config(place)
+    other = dead_letter_row(group_key='{"user":null}', offset=21)
+    publish_dead_letters(file, 3, LATE, BAD, other)
+    publish_dead_letters(file, 4, dead_letter_row(epoch=4, offset=22))
     letters = read_newest(toml.load(file), DeadLetterFilter(group_keys={'{"user":"u1"}'}))
     assert letters["offset"].to_list() == [22, 17]
     assert read_newest(toml.load(file), DeadLetterFilter(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
@@ -355,12 +361,12 @@ def test_dead_letters_are_filtered_by_group_key(config: Make, place: str) -> Non
 
 @pytest.mark.parametrize("place", ["delta", "iceberg", "postgres"])
 def test_existing_dead_letter_table_gains_the_group_key_column(
-    config: Make, place: str, monkeypatch: pytest.MonkeyPatch
+    write_config: Make, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table from an earlier version retains its dead letters."""
     from slackwater.runner import component_factory
 
-    file = config(place)
+    file = write_config(place)
     monkeypatch.setattr(component_factory, "LETTER", tuple(f for f in LETTER if f.name != "group_key"))
     target = create_dead_letter_writer(toml.load(file), "state")
     assert target is not None
@@ -368,5 +374,5 @@ def test_existing_dead_letter_table_gains_the_group_key_column(
     target.publish(3, pl.DataFrame([LATE], schema=SCHEMA).drop("group_key"))
     target.close()
     monkeypatch.undo()
-    publish(file, 4, letter(epoch=4, offset=22))
+    publish_dead_letters(file, 4, dead_letter_row(epoch=4, offset=22))
     assert read_newest(toml.load(file), DeadLetterFilter())["group_key"].to_list() == ['{"user":"u1"}', None]

@@ -11,10 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.fixtures.states import write_states
-from tests.fixtures.states.write_states import HERE, KINDS, NAME, SHARDS, Kind
+from tests.fixtures.states import write_state_fixtures
+from tests.fixtures.states.write_state_fixtures import HERE, KINDS, NAME, SHARDS, StateFixture
 from tests.support.case_selection import select_cases
-from tests.support.script import LocalResult, RowsInput
+from tests.support.local_pipeline_script import LocalResult, MicroBatch
 
 from slackwater import open_state
 from slackwater.cli.main import main
@@ -33,7 +33,7 @@ Make = Callable[[], Any]
 
 
 @pytest.fixture(params=["files", "postgres"])
-def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, str], Make]]:
+def restore_state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, str], Make]]:
     """Return a function that restores the state of a format and kind, and returns a function that opens its store."""
     stores: list[Any] = []
 
@@ -57,34 +57,36 @@ def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
         store.close()
 
 
-def where(store: Any) -> list[str]:
+def state_location_arguments(store: Any) -> list[str]:
     """Return the command-line arguments that locate the store."""
     return [store.root] if isinstance(store, FilesStore) else [store._url, "--schema", store._schema]
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+def run_state_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["slackwater", "state", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
 
 
-def whole(kind: Kind, home: Path) -> LocalResult:
-    return write_states.run(kind, lambda: FilesStore(home / "whole", NAME), kind.story, START_US, flush=True)
+def run_uninterrupted_script(kind: StateFixture, home: Path) -> LocalResult:
+    return write_state_fixtures.run_script_part(
+        kind, lambda: FilesStore(home / "whole", NAME), kind.story, START_US, flush=True
+    )
 
 
-def rest(kind: Kind, store: Make) -> LocalResult:
-    return write_states.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
+def run_second_half_of_script(kind: StateFixture, store: Make) -> LocalResult:
+    return write_state_fixtures.run_script_part(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
 
 
 @pytest.mark.parametrize(("number", "kind"), select_cases(PAIRS, keep=len(KINDS)))
 def test_run_from_a_restored_state_emits_the_rows_of_an_uninterrupted_run(
-    number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
+    number: int, kind: str, restore_state: Callable[[int, str], Make], tmp_path: Path
 ) -> None:
-    store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
+    store, expected = restore_state(number, kind), run_uninterrupted_script(KINDS[kind], tmp_path)
     stored = store().read_commit_record()
     assert stored.version == number
-    got, half = rest(KINDS[kind], store), stored.record["epoch"]
+    got, half = run_second_half_of_script(KINDS[kind], store), stored.record["epoch"]
     assert got.rows == [r for r in expected.rows if r["_epoch"] > half]
     assert got.rows
     assert got.gone == [r for r in expected.gone if r["_epoch"] > half]
@@ -95,11 +97,11 @@ def test_run_from_a_restored_state_emits_the_rows_of_an_uninterrupted_run(
 @pytest.mark.parametrize("kind", ["sessions", "hopping", "chained"])
 @pytest.mark.parametrize("number", FORMATS)
 def test_restored_state_is_inspected_without_a_config(
-    number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
+    number: int, kind: str, restore_state: Callable[[int, str], Make], tmp_path: Path
 ) -> None:
     """Compare the scan with that of a current state that read the same input. The scan does not change the state."""
-    store = restored(number, kind)
-    write_states.first_half(KINDS[kind], lambda: FilesStore(tmp_path / "today", NAME))
+    store = restore_state(number, kind)
+    write_state_fixtures.run_first_half(KINDS[kind], lambda: FilesStore(tmp_path / "today", NAME))
     expected = open_state(tmp_path / "today", NAME).scan()
     got = StateView(store()).scan()
     assert got.select(expected.columns).equals(expected)
@@ -108,40 +110,42 @@ def test_restored_state_is_inspected_without_a_config(
 
 
 @pytest.mark.parametrize("number", FORMATS)
-def test_inspecting_a_join_state_is_refused(number: int, restored: Callable[[int, str], Make]) -> None:
+def test_inspecting_a_join_state_is_refused(number: int, restore_state: Callable[[int, str], Make]) -> None:
     with pytest.raises(StateError, match="belongs to a join; only windows can be inspected"):
-        StateView(restored(number, "join")()).scan()
+        StateView(restore_state(number, "join")()).scan()
 
 
 @pytest.mark.parametrize(("number", "kind"), select_cases((p for p in PAIRS if p[0] < FORMAT), keep=2))
-def test_migrate_commits_the_new_format_and_nothing_else(
+def test_migrate_command_commits_the_new_format_without_other_changes(
     number: int,
     kind: str,
-    restored: Callable[[int, str], Make],
+    restore_state: Callable[[int, str], Make],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
+    store, expected = restore_state(number, kind), run_uninterrupted_script(KINDS[kind], tmp_path)
     before = store().read_commit_record()
-    ask(monkeypatch, "migrate", *where(store()), "--dry-run")
+    run_state_command(monkeypatch, "migrate", *state_location_arguments(store()), "--dry-run")
     output = capsys.readouterr().out
     assert output.startswith(f"law: epoch 3 has format {number}; this version writes format {FORMAT}\n  {number} -> ")
     assert output.endswith("nothing was changed (--dry-run)\n")
     assert ("adds described: {" in output) == (number == 1 and kind != "join")
     assert "  2 -> 3  holds all stages side by side" in output and "adds stages: [" in output
     assert store().read_commit_record() == before
-    ask(monkeypatch, "migrate", *where(store()))
+    run_state_command(monkeypatch, "migrate", *state_location_arguments(store()))
     assert "committed as epoch 4, in format 3; earlier versions of slackwater cannot read it" in capsys.readouterr().out
     after = store().read_commit_record()
     assert (after.version, after.record["format"], after.record["epoch"]) == (FORMAT, FORMAT, 4)
     migrated = Commit.model_validate(migrations.migrate_record(before.record, number, "state"))
     same = {"epoch", "committed_us", "commit_id", "output", "letters", "emitted"}
     assert after.record == json.loads(migrated.model_dump_json()) | {k: after.record[k] for k in same}
-    ask(monkeypatch, "migrate", *where(store()))
+    run_state_command(monkeypatch, "migrate", *state_location_arguments(store()))
     assert capsys.readouterr().out == (f"law: epoch 4 already has the current format, {FORMAT}\n")
     plain = [{k: v for k, v in r.items() if k != "_epoch"} for r in expected.rows if r["_epoch"] > 3]
-    assert [{k: v for k, v in r.items() if k != "_epoch"} for r in rest(KINDS[kind], store).rows] == plain
+    assert [
+        {k: v for k, v in r.items() if k != "_epoch"} for r in run_second_half_of_script(KINDS[kind], store).rows
+    ] == plain
 
 
 @pytest.mark.parametrize("kind", select_cases(KINDS))
@@ -152,7 +156,9 @@ def test_start_converts_tables_of_format_1_to_the_current_format(
     url = postgres.database(f"tables_{kind}")
     with psycopg.connect(url) as db:
         db.execute((HERE / "format-1" / "postgres.sql").read_text())  # type: ignore[arg-type]
-    write_states.run(KINDS[kind], lambda: PostgresStore(url, kind, NAME), (), KINDS[kind].clock_us, flush=False)
+    write_state_fixtures.run_script_part(
+        KINDS[kind], lambda: PostgresStore(url, kind, NAME), (), KINDS[kind].clock_us, flush=False
+    )
 
     def ask(query: str) -> Any:
         with psycopg.connect(url) as db:
@@ -163,32 +169,34 @@ def test_start_converts_tables_of_format_1_to_the_current_format(
     ]
     assert ask(f'SELECT DISTINCT state_version FROM "{kind}".slackwater_offsets') == [(FORMAT,)]
     assert ask(f'SELECT DISTINCT state_version FROM "{kind}".slackwater_state_law') == [(1,)]
-    rest(KINDS[kind], lambda: PostgresStore(url, kind, NAME))
-    write_states.run(
-        KINDS[kind], lambda: PostgresStore(url, kind, NAME), (RowsInput({s: [{"ts": 10**12, "user": "z"}] for s in KINDS[kind].sources}),),
+    run_second_half_of_script(KINDS[kind], lambda: PostgresStore(url, kind, NAME))
+    write_state_fixtures.run_script_part(
+        KINDS[kind], lambda: PostgresStore(url, kind, NAME), (MicroBatch({s: [{"ts": 10**12, "user": "z"}] for s in KINDS[kind].sources}),),
         KINDS[kind].clock_us, flush=False,
     )  # fmt: skip
     assert ask(f'SELECT state_version FROM "{kind}".slackwater_state_law WHERE epoch > 3 LIMIT 1') == [(FORMAT,)]
 
 
 def test_migration_requires_the_lock_and_published_output(
-    restored: Callable[[int, str], Make], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    restore_state: Callable[[int, str], Make], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = restored(1, "sessions")
+    store = restore_state(1, "sessions")
     runner = store()
     runner.open()
-    assert refused(monkeypatch, capsys, "migrate", *where(store())).startswith(
+    assert run_failing_state_command(monkeypatch, capsys, "migrate", *state_location_arguments(store())).startswith(
         "error: pipeline is already running: process "
     )
     runner.close()
-    unpublish(runner)
-    assert refused(monkeypatch, capsys, "migrate", *where(store())) == (
+    mark_last_epoch_unpublished(runner)
+    assert run_failing_state_command(monkeypatch, capsys, "migrate", *state_location_arguments(store())) == (
         "error: law: epoch 3 was committed, but its output is not published yet; start the runner once to publish it, then repeat the command\n"
     )
     assert store().read_commit_record().version == 1
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_failing_state_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
     monkeypatch.setattr(sys, "argv", ["slackwater", "state", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -196,7 +204,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().err
 
 
-def unpublish(store: Any) -> None:
+def mark_last_epoch_unpublished(store: Any) -> None:
     """Make the state look as if the runner was killed between commit and publication."""
     if isinstance(store, FilesStore):
         (Path(store.root) / "published").write_text("2")

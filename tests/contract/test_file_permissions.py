@@ -13,24 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.store_commits import add_epoch, open_runner
+from tests.support.session_store_commits import commit_sessions_of_users, open_session_store
 
 from slackwater.state.files.store import FilesStore
 
 NOBODY = 65534
 # imports come first: the user nobody may be unable to read the files of the interpreter
 CODE = """import os, sys
-import tests.support.store_commits as stores
+import tests.support.session_store_commits as stores
 from slackwater.errors import SlackwaterError
 from slackwater.state.files.store import FilesStore
-from tests.support.states import commit_of
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 store = FilesStore(sys.argv[1], "p")
 try:
     found = store.open()
     store.prepare(stores.LOGIC)
-    stores.add_epoch(store, found, "b")
+    stores.commit_sessions_of_users(store, found, "b")
 except SlackwaterError as error:
     print(error)
 """
@@ -39,7 +38,7 @@ WRITE = "give this user write access, and start again"
 
 
 @pytest.fixture
-def public() -> Iterator[Path]:
+def public_directory() -> Iterator[Path]:
     """Yield a directory that every user may enter. The directories of pytest belong to one user."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
@@ -57,11 +56,11 @@ def public() -> Iterator[Path]:
     ],
 )
 def test_missing_permission_is_reported_and_the_next_start_continues(
-    public: Path, part: str, mode: int, expected: str
+    public_directory: Path, part: str, mode: int, expected: str
 ) -> None:
-    home = public / "state"
-    store = open_runner(lambda: FilesStore(str(home), "p"))
-    done = add_epoch(store, None, "a")
+    home = public_directory / "state"
+    store = open_session_store(lambda: FilesStore(str(home), "p"))
+    done = commit_sessions_of_users(store, None, "a")
     store.close()
     spoiled = sorted(Path(store.root).glob(part))
     assert spoiled
@@ -76,9 +75,9 @@ def test_missing_permission_is_reported_and_the_next_start_continues(
     assert said.count("\n") == 1
     for path, was in zip(spoiled, before, strict=True):
         path.chmod(was)
-    again = open_runner(lambda: FilesStore(str(home), "p"))
+    again = open_session_store(lambda: FilesStore(str(home), "p"))
     assert again.storage.has(f"manifests/{done.epoch:09d}.json") and not again.storage.has("manifests/000000001.json")
-    assert add_epoch(again, done, "b").epoch == 1
+    assert commit_sessions_of_users(again, done, "b").epoch == 1
     again.close()
 
 
@@ -118,19 +117,19 @@ state_store = {{ kind = "files", path = "{home}/state" }}
         ("in", 0o755, ""),
     ],
 )
-def test_check_names_paths_that_this_user_cannot_read_or_write(
-    public: Path, part: str, mode: int, expected: str
+def test_check_command_names_paths_that_this_user_cannot_read_or_write(
+    public_directory: Path, part: str, mode: int, expected: str
 ) -> None:
     for name in ("in", "state/p/segments", "state/p/manifests", "out/_slackwater"):
-        (public / name).mkdir(parents=True)
+        (public_directory / name).mkdir(parents=True)
     for number in range(3):
-        (public / "in" / f"{number}.jsonl").write_text("")
-    config = public / "p.toml"
-    config.write_text(PIPELINE.format(home=public))
+        (public_directory / "in" / f"{number}.jsonl").write_text("")
+    config = public_directory / "p.toml"
+    config.write_text(PIPELINE.format(home=public_directory))
     if os.geteuid() == 0:
-        for path in [public, *public.rglob("*")]:
+        for path in [public_directory, *public_directory.rglob("*")]:
             os.chown(path, NOBODY, NOBODY)
-    spoiled = sorted(public.glob(part))
+    spoiled = sorted(public_directory.glob(part))
     assert spoiled
     for path in spoiled:
         path.chmod(mode)
@@ -140,6 +139,6 @@ def test_check_names_paths_that_this_user_cannot_read_or_write(
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert len(said) == bool(expected)
-    assert expected.format(path=spoiled[0], home=public) in "".join(said)
+    assert expected.format(path=spoiled[0], home=public_directory) in "".join(said)
     for path in spoiled:
         path.chmod(0o755)

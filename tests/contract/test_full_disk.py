@@ -28,7 +28,7 @@ WINDOW = sw.Window(
 
 
 @contextmanager
-def room(size: int) -> Iterator[None]:
+def limit_file_size(size: int) -> Iterator[None]:
     """Limit the size of written files."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
@@ -38,37 +38,40 @@ def room(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
-def files(root: Path) -> dict[str, int]:
+def list_file_sizes(root: Path) -> dict[str, int]:
     """Return all files of a directory except the lock, with their sizes."""
     return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file() and p.name != "lock"}
 
 
-def rows(ts: int) -> list[dict[str, Any]]:
+def user_event_rows(ts: int) -> list[dict[str, Any]]:
     return [{"user": f"u{i}", "ts": ts} for i in range(USERS)]
 
 
 @pytest.mark.parametrize("size", [0, 500, 3000, 20_000, 100_000])
 def test_failed_epoch_on_full_disk_leaves_no_files(size: int, tmp_path: Path) -> None:
     with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
-        t.pipe(rows(0))
-        before = files(tmp_path)
+        t.pipe(user_event_rows(0))
+        before = list_file_sizes(tmp_path)
         for _ in range(3):
-            with room(size), pytest.raises(SlackwaterError, match=r"cannot be written .*; free some space") as raised:
-                t.pipe(rows(6 * MINUTE))
+            with (
+                limit_file_size(size),
+                pytest.raises(SlackwaterError, match=r"cannot be written .*; free some space") as raised,
+            ):
+                t.pipe(user_event_rows(6 * MINUTE))
             assert len(str(raised.value).splitlines()) == 1
-            assert files(tmp_path) == before
+            assert list_file_sizes(tmp_path) == before
             t._stop()
             t._start()
-            assert files(tmp_path) == before
-        t.pipe(rows(6 * MINUTE))
-        assert files(tmp_path) != before
+            assert list_file_sizes(tmp_path) == before
+        t.pipe(user_event_rows(6 * MINUTE))
+        assert list_file_sizes(tmp_path) != before
 
 
 def test_next_start_removes_files_of_a_killed_epoch(tmp_path: Path) -> None:
     with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
-        t.pipe(rows(0))
+        t.pipe(user_event_rows(0))
         home = Path(FilesStore(tmp_path, "law").root)
-        before = files(tmp_path)
+        before = list_file_sizes(tmp_path)
         for name in (
             "segments/000000001-000-aaaaaaaaaaaa.arrow",
             "outputs/000000001-001-bbbbbbbbbbbb.arrow",
@@ -77,26 +80,26 @@ def test_next_start_removes_files_of_a_killed_epoch(tmp_path: Path) -> None:
             (home / name).write_bytes(b"half of it")
         t._stop()
         t._start()
-        assert files(tmp_path) == before
+        assert list_file_sizes(tmp_path) == before
 
 
 def test_discard_attempt_keeps_files_of_a_committed_epoch(tmp_path: Path) -> None:
     with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
-        t.pipe(rows(0))
-        before = files(tmp_path)
+        t.pipe(user_event_rows(0))
+        before = list_file_sizes(tmp_path)
         store = FilesStore(tmp_path, "law")
         store.discard_attempt(0)
-        assert files(tmp_path) == before
+        assert list_file_sizes(tmp_path) == before
 
 
 @pytest.mark.parametrize("size", [0, 10])
 def test_output_directory_keeps_no_partially_written_file(size: int, tmp_path: Path) -> None:
     folder = LocalDirectory(tmp_path)
     folder.write_marker("_slackwater/marker.json", b"{}")
-    before = files(tmp_path)
-    with room(size):
+    before = list_file_sizes(tmp_path)
+    with limit_file_size(size):
         with pytest.raises(OSError, match="File too large"):
             folder.write("a.parquet", lambda path: path.write_bytes(b"x" * 100) and None)
         with pytest.raises(OSError, match="File too large"):
             folder.write_marker("_slackwater/marker.json", b"y" * 100)
-    assert files(tmp_path) == before
+    assert list_file_sizes(tmp_path) == before

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.laws.generators import seeds
-from tests.support.iceberg_tables import IcebergLake
-from tests.support.real_target_pipeline import RealTargetPipeline
-from tests.support.servers.iceberg_rest import RestCatalog
+from tests.laws.generators import seed_runner
+from tests.support.iceberg_tables import IcebergCatalogTable
+from tests.support.local_pipeline_with_targets import LocalPipelineWithTargets
+from tests.support.servers.iceberg_rest_catalog import IcebergRestCatalog
 from tests.support.servers.object_store import Fault, FaultyProxy
 
 import slackwater as sw
@@ -22,7 +22,7 @@ S = 1_000_000
 HOURS = 6 * 3_600 * S
 
 
-def described(lake: IcebergLake, other: IcebergLake, port: int) -> sw.Pipeline:
+def two_iceberg_table_pipeline(lake: IcebergCatalogTable, other: IcebergCatalogTable, port: int) -> sw.Pipeline:
     sessions = sw.Window(
         kind="session",
         gap_ms="5s",
@@ -52,7 +52,7 @@ def described(lake: IcebergLake, other: IcebergLake, port: int) -> sw.Pipeline:
     )
 
 
-def faulty(rng: random.Random) -> Callable[[str, str], Fault]:
+def random_commit_faults(rng: random.Random) -> Callable[[str, str], Fault]:
     """Return a judge that disturbs 40% of the commits and no request that opens a table."""
 
     def judge(method: str, path: str) -> Fault:
@@ -62,32 +62,37 @@ def faulty(rng: random.Random) -> Callable[[str, str], Fault]:
     return judge
 
 
-def rows(epoch: int) -> list[dict[str, Any]]:
+def event_rows(epoch: int) -> list[dict[str, Any]]:
     return [{"k": k, "ts": epoch * HOURS + n * S} for n, k in enumerate("abca")]
 
 
-def test_crashes_and_catalog_faults_neither_lose_nor_duplicate_rows(rest_catalog: RestCatalog, tmp_path: Path) -> None:
+def test_crashes_and_catalog_faults_neither_lose_nor_duplicate_rows(
+    rest_catalog: IcebergRestCatalog, tmp_path: Path
+) -> None:
     """Crash the run once at each step, before the first or the second table, while snapshots expire."""
-    seeds.hide_warnings()
+    seed_runner.hide_warnings()
     seed = random.randrange(10**6)
-    rng, lake, other = random.Random(seed), *(IcebergLake("rest", rest_catalog.options()) for _ in range(2))
+    rng, lake, other = (
+        random.Random(seed),
+        *(IcebergCatalogTable("rest", rest_catalog.connection_options()) for _ in range(2)),
+    )
     count = len(KILL_POINTS) + 2
-    with FaultyProxy.in_front_of(rest_catalog.port) as door:
-        door.judge = faulty(rng)
-        pipeline = described(lake, other, door.port)
+    with FaultyProxy.start_proxy(rest_catalog.port) as door:
+        door.judge = random_commit_faults(rng)
+        pipeline = two_iceberg_table_pipeline(lake, other, door.port)
         store = lambda: FilesStore(str(tmp_path / "state"), "lakes")  # noqa: E731
-        with RealTargetPipeline(pipeline, {"k": "string"}, store=store, capture_losses=False) as test:
+        with LocalPipelineWithTargets(pipeline, {"k": "string"}, store=store, capture_losses=False) as test:
             for epoch, step in enumerate([*rng.sample(KILL_POINTS, len(KILL_POINTS)), None, None]):
                 if step is not None:
                     test.crash(step, nth=rng.choice([1, 2]) if step.startswith(("write", "note")) else 1)
-                test.pipe(rows(epoch))
+                test.pipe(event_rows(epoch))
                 if epoch % 4 == 3:
-                    lake.expire(), other.expire()
+                    lake.expire_old_snapshots(), other.expire_old_snapshots()
             test._faults.step = None
             test.flush()
         assert {fault for _, _, fault in door.faults} == {"lost", "twice", "503", "dropped"}, seed
     visits = sorted((k, n) for _ in range(count) for k, n in (("a", 2), ("b", 1), ("c", 1)))
-    assert sorted(lake.content().select("k", "n").rows()) == visits, seed
+    assert sorted(lake.read_rows().select("k", "n").rows()) == visits, seed
     expected = [sum(4 for epoch in range(count) if epoch // 4 == day) for day in range(-(-count // 4))]
-    assert other.content().sort("window_start")["n"].to_list() == expected, seed
-    assert sorted(row[0] for row in lake.duck("k")) == [k for k, _ in visits], seed
+    assert other.read_rows().sort("window_start")["n"].to_list() == expected, seed
+    assert sorted(row[0] for row in lake.read_rows_with_duckdb("k")) == [k for k, _ in visits], seed

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.laws.generators import reminders
-from tests.support.reminders import Reminders
-from tests.support.script import Crash, Restart, RowsInput, build_pipeline, run_local
+from tests.laws.generators import keyed_timer_runs
+from tests.support.keyed_functions import Reminders
+from tests.support.local_pipeline_script import (
+    DriverCrash,
+    MicroBatch,
+    PipelineRestart,
+    build_pipeline,
+    run_local_script,
+)
 
 import slackwater as sw
 from slackwater.cli.why import format_report
@@ -55,7 +61,7 @@ class Totals(sw.KeyedFunction):
 
 
 @pytest.fixture(params=["files", "postgres"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+def store_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     if request.param == "files":
         return lambda: FilesStore(tmp_path / "state", NAME)
     url = request.getfixturevalue("postgres").database(f"function_{abs(hash(request.node.name)):x}")
@@ -69,58 +75,62 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str, str]], sw.Keyed]]:
+def write_shop_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Mapping[str, str]], sw.Keyed]]:
     """Yield a function that writes a user package with the given state columns and returns the step of its class."""
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     (tmp_path / "packages" / "shop_totals").mkdir(parents=True)
 
     def write(state: Mapping[str, str]) -> sw.Keyed:
-        forget()
+        unload_shop_package()
         text = SHOP.replace("STATE", repr(dict(state)))
         (tmp_path / "packages" / "shop_totals" / "__init__.py").write_text(text + f"# {len(list(state))}\n" * 9)
         sys.dont_write_bytecode = True
         return sw.Keyed(class_="shop_totals:Totals", keys=["user"])
 
     yield write
-    forget()
+    unload_shop_package()
 
 
-def forget() -> None:
+def unload_shop_package() -> None:
     load_keyed_function.cache_clear()
     sys.modules.pop("shop_totals", None)
 
 
-def row(user: str | None, seconds: int) -> dict[str, Any]:
+def event_row(user: str | None, seconds: int) -> dict[str, Any]:
     return {"user": user, "ts": seconds * S}
 
 
-def run(make: Make, *items: Any, step: sw.Keyed = STEP, **more: Any) -> Any:
-    return run_local(step, items, SCHEMA, store=make, flush=False, **more)
+def run_keyed_function(make: Make, *items: Any, step: sw.Keyed = STEP, **more: Any) -> Any:
+    return run_local_script(step, items, SCHEMA, store=make, flush=False, **more)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_keyed_function_matches_reference_loop_in_both_stores(seed: int, make: Make) -> None:
-    reminders.check_seed(seed, make)
+def test_keyed_function_matches_reference_loop_in_both_stores(seed: int, store_factory: Make) -> None:
+    keyed_timer_runs.check_keyed_timer_seed(seed, store_factory)
 
 
-def test_timers_survive_a_kill_and_a_changed_shard_count(make: Make) -> None:
+def test_timers_survive_a_kill_and_a_changed_shard_count(store_factory: Make) -> None:
     """Rows of x at 0 s and of y at 11 s and 31 s give reminders of x at 10 s and 20 s, and of y at 21 s and 31 s."""
-    run(make, RowsInput({"a": [row("x", 0)]}))
-    first = run(make, Crash("emit.after"), RowsInput({"a": [row("y", 11)]}), Restart(shards=3))
+    run_keyed_function(store_factory, MicroBatch({"a": [event_row("x", 0)]}))
+    first = run_keyed_function(
+        store_factory, DriverCrash("emit.after"), MicroBatch({"a": [event_row("y", 11)]}), PipelineRestart(shards=3)
+    )
     assert [(r["_event_ts"] // S, r["user"], r["number"]) for r in first.rows] == [(10, "x", 1)]
-    second = run(make, RowsInput({"a": [row("y", 31)]}))
+    second = run_keyed_function(store_factory, MicroBatch({"a": [event_row("y", 31)]}))
     reminded = sorted((r["_event_ts"] // S, r["user"], r["number"]) for r in second.rows)
     assert reminded == [(20, "x", 2), (21, "y", 1), (31, "y", 2)]
-    assert verify_state(make()).problems == []
-    compact_state(make())
-    assert verify_state(make()).problems == []
+    assert verify_state(store_factory()).problems == []
+    compact_state(store_factory())
+    assert verify_state(store_factory()).problems == []
 
 
-def test_state_readers_never_import_the_user_class(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(make, RowsInput({"a": [row("x", 0)]}))
+def test_state_readers_never_import_the_user_class(store_factory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_keyed_function(store_factory, MicroBatch({"a": [event_row("x", 0)]}))
     load_keyed_function.cache_clear()
-    monkeypatch.setitem(sys.modules, "tests.support.reminders", None)  # a second import would fail
-    with make().peek() as snapshot:
+    monkeypatch.setitem(sys.modules, "tests.support.keyed_functions", None)  # a second import would fail
+    with store_factory().peek() as snapshot:
         operator = restore_operator(snapshot.commit)
         assert isinstance(operator, StoredKeyedOperator)
         assert [f.name for f in operator.state_fields] == ["rows", "reminders"]
@@ -131,19 +141,19 @@ def test_state_readers_never_import_the_user_class(make: Make, monkeypatch: pyte
             KeyedFunctionError, match="Slackwater never imports code when it reads a state; pass the config instead"
         ):
             step.load_function()
-        lines = list(format_report(build_why_report(rebuilt, make(), 1, ["user=x"]), "x.toml"))
+        lines = list(format_report(build_why_report(rebuilt, store_factory(), 1, ["user=x"]), "x.toml"))
     assert "key user=x: 1 timer" in lines
-    assert verify_state(make()).problems == []
+    assert verify_state(store_factory()).problems == []
 
 
 def test_class_path_stored_in_state_is_never_imported(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_factory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state that names another class is compared with the config, without importing that class."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "evil_rules.py").write_text("raise SystemExit('imported')\n")
-    run(make, RowsInput({"a": [row("x", 0)]}))
-    with make().peek() as snapshot:
+    run_keyed_function(store_factory, MicroBatch({"a": [event_row("x", 0)]}))
+    with store_factory().peek() as snapshot:
         (stage,) = snapshot.commit.stages
         step = {**stage.described["step"], "class": "evil_rules:Evil"}
         wrong = stage.model_copy(update={"described": {**stage.described, "step": step}})
@@ -155,43 +165,53 @@ def test_class_path_stored_in_state_is_never_imported(
     assert "evil_rules" not in sys.modules
 
 
-def test_changed_config_or_class_gets_compatibility_verdict(make: Make, shop: Any) -> None:
-    step = shop({"n": "bigint"})
-    run(make, RowsInput({"a": [row("x", 0)]}), step=step)
+def test_changed_config_or_class_gets_compatibility_verdict(store_factory: Make, write_shop_package: Any) -> None:
+    step = write_shop_package({"n": "bigint"})
+    run_keyed_function(store_factory, MicroBatch({"a": [event_row("x", 0)]}), step=step)
 
     def changed(step: sw.Keyed) -> list[tuple[str, str]]:
         pipeline = build_pipeline(step, ["a"], name=NAME)
         operators = [compile_step(pipeline, {"a": {n: Field(n, t) for n, t in SCHEMA.items()}})]
-        with make().peek() as snapshot:
+        with store_factory().peek() as snapshot:
             return [(c.key, c.verdict) for c in compare_config(pipeline, snapshot.commit, steps=operators).changes]
 
     assert changed(step) == []
     assert changed(step.model_copy(update={"lateness_ms": 5})) == [("lateness_ms", COMPATIBLE)]
     assert changed(STEP) == [("class", COMPATIBLE), ("options", COMPATIBLE), ("state", REBUILD)]
-    assert changed(shop({"n": "bigint", "note": "string"})) == [("state", MIGRATED)]
-    assert changed(shop({"n": "double"})) == [("state", REBUILD)]
+    assert changed(write_shop_package({"n": "bigint", "note": "string"})) == [("state", MIGRATED)]
+    assert changed(write_shop_package({"n": "double"})) == [("state", REBUILD)]
     with pytest.raises(
         StateError,
         match=r"written for another keyed stage \(state: state has \['n bigint'\], config has \['n double'\]",
     ):
-        run(make, RowsInput({"a": [row("x", 1)]}), step=shop({"n": "double"}))
+        run_keyed_function(
+            store_factory, MicroBatch({"a": [event_row("x", 1)]}), step=write_shop_package({"n": "double"})
+        )
 
 
-def test_added_state_column_is_null_in_stored_rows(make: Make, shop: Any) -> None:
-    run(make, RowsInput({"a": [row("x", 0), row("x", 1)]}), step=shop({"n": "bigint"}))
-    run(make, RowsInput({"a": [row("x", 2)]}), step=shop({"n": "bigint", "note": "string"}))
-    with make().peek() as snapshot:
+def test_added_state_column_is_null_in_stored_rows(store_factory: Make, write_shop_package: Any) -> None:
+    run_keyed_function(
+        store_factory,
+        MicroBatch({"a": [event_row("x", 0), event_row("x", 1)]}),
+        step=write_shop_package({"n": "bigint"}),
+    )
+    run_keyed_function(
+        store_factory,
+        MicroBatch({"a": [event_row("x", 2)]}),
+        step=write_shop_package({"n": "bigint", "note": "string"}),
+    )
+    with store_factory().peek() as snapshot:
         operator = restore_operator(snapshot.commit)
         assert isinstance(operator, StoredKeyedOperator)
         rows = [snapshot.reader(shard, operator).scan() for shard in range(snapshot.commit.shards)]
         assert [r for frame in rows for r in frame.select("user", "n", "note").rows()] == [("x", 3, None)]
-    assert verify_state(make()).problems == []
+    assert verify_state(store_factory()).problems == []
 
 
 def test_timer_that_never_advances_fails_the_epoch() -> None:
-    step = sw.Keyed(class_="tests.support.reminders:StuckTimer", keys=["user"])
+    step = sw.Keyed(class_="tests.support.keyed_functions:StuckTimerFunction", keys=["user"])
     with pytest.raises(
         EpochError,
         match="expire of keyed returned a row with the timer 0 µs for a key whose timer at 0 µs is due; return a later ",
     ):
-        run_local(step, [RowsInput({"a": [row("x", 0)]}), RowsInput({"a": [row("y", 9)]})], SCHEMA)
+        run_local_script(step, [MicroBatch({"a": [event_row("x", 0)]}), MicroBatch({"a": [event_row("y", 9)]})], SCHEMA)

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.support.case_selection import select_cases
-from tests.support.iceberg_tables import open_sql_catalog
-from tests.support.script import RowsInput, run_local
+from tests.support.iceberg_tables import sql_catalog_table
+from tests.support.local_pipeline_script import MicroBatch, run_local_script
 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
@@ -56,7 +56,7 @@ FIELDS = (Field("key", "int"), *ARRAYS, *COUNTS, Field("pair", "struct<low:doubl
 TABLE = TargetTable("p", FIELDS, ("key",))
 
 
-def frame() -> pl.DataFrame:
+def nested_rows() -> pl.DataFrame:
     """Return rows with full, empty and NULL values, and with NULLs inside values."""
     pairs = [[{"value": v, "count": n} for n, v in enumerate(values)] for values in VALUES.values()]
     pair = {"low": 0.5, "when": AT.replace(tzinfo=dt.UTC), "tags": ["a", 'b"']}
@@ -70,14 +70,14 @@ def frame() -> pl.DataFrame:
 
 
 @pytest.fixture
-def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+def database_url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     yield postgres.database(f"nested_{abs(hash(request.node.name)):x}")
 
 
 # -- state ---------------------------------------------------------------------------------------------------------------
 
 
-class Bytes(Aggregator):
+class BytesAggregator(Aggregator):
     """An aggregator that keeps its input as bytes, in a scalar and in an array."""
 
     inputs: Mapping[str, str] = {"value": "string"}
@@ -97,9 +97,9 @@ class Bytes(Aggregator):
         return pl.concat_list(largest, all).list.drop_nulls()
 
 
-def stored(types: Mapping[str, str]) -> list[Aggregation]:
+def aggregations_with_nested_state(types: Mapping[str, str]) -> list[Aggregation]:
     aggregations = [
-        Aggregation(agg=Bytes, columns={"value": "string"}, as_="own"),
+        Aggregation(agg=BytesAggregator, columns={"value": "string"}, as_="own"),
         Aggregation(agg="stddev", column="double", as_="sd"),
         *(Aggregation(agg="approx_quantile", column=c, quantile=0.9, k=8, as_=f"q_{c}") for c in ("double", "decimal")),
         *(Aggregation(agg="approx_quantile", column=c, quantile=0.9, as_=f"e_{c}") for c in ("double", "decimal")),
@@ -116,7 +116,7 @@ def stored(types: Mapping[str, str]) -> list[Aggregation]:
 
 
 @pytest.mark.parametrize("kind", select_cases(["session", "hopping"]))
-def test_postgres_and_files_accumulators_give_same_results(kind: str, url: str) -> None:
+def test_postgres_and_files_accumulators_give_same_results(kind: str, database_url: str) -> None:
     chance = random.Random(7)
     types = {t.split("(")[0]: t for t in VALUES}
     micros = {
@@ -132,11 +132,13 @@ def test_postgres_and_files_accumulators_give_same_results(kind: str, url: str) 
     shape = {"kind": "session", "gap_ms": 5, "max_session_duration_ms": 1000}
     if kind == "hopping":
         shape = {"kind": "hopping", "duration_ms": 12, "hop_ms": 4, "max_groups_per_window": 99}
-    window = Window(group_by=["u"], aggregations=stored(types), **shape)
-    script = [RowsInput({"a": rows[n : n + 9]}) for n in range(0, 60, 9)]
+    window = Window(group_by=["u"], aggregations=aggregations_with_nested_state(types), **shape)
+    script = [MicroBatch({"a": rows[n : n + 9]}) for n in range(0, 60, 9)]
     schema = {"u": "string", **types}
-    expected = run_local(window, script, schema).rows
-    got = run_local(window, script, schema, store=lambda: PostgresStore(url, "public", "law"), reshard_after=3).rows
+    expected = run_local_script(window, script, schema).rows
+    got = run_local_script(
+        window, script, schema, store=lambda: PostgresStore(database_url, "public", "law"), reshard_after=3
+    ).rows
 
     def exact(rows: list[dict[str, Any]]) -> str:
         return repr([{k: v for k, v in r.items() if k != "_epoch" and not k.startswith("q_")} for r in rows])
@@ -144,7 +146,7 @@ def test_postgres_and_files_accumulators_give_same_results(kind: str, url: str) 
     assert exact(got) == exact(expected)
     assert len(got) > 1
     assert all(r["q_decimal"] in (-1.25, 99999999.99) for r in got)
-    with psycopg.connect(url) as db:
+    with psycopg.connect(database_url) as db:
         kinds = dict(
             db.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attnum > 0 AND"
@@ -159,46 +161,48 @@ def test_postgres_and_files_accumulators_give_same_results(kind: str, url: str) 
 
 
 def test_parquet_delta_and_iceberg_preserve_declared_types(tmp_path: Path) -> None:
-    FilesTarget(tmp_path / "files", "parquet", TABLE).publish(0, frame())
-    assert pl.read_parquet(tmp_path / "files" / "p-000000000.parquet").equals(frame())
+    FilesTarget(tmp_path / "files", "parquet", TABLE).publish(0, nested_rows())
+    assert pl.read_parquet(tmp_path / "files" / "p-000000000.parquet").equals(nested_rows())
     for _ in range(2):
         target = DeltaTarget(str(tmp_path / "delta"), "merge", TABLE)
         target.open()
         for epoch in (target.last_epoch() + 1, target.last_epoch() + 2):
-            target.publish(epoch, frame())
+            target.publish(epoch, nested_rows())
     delta_rows = pl.from_arrow(pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()))
     assert isinstance(delta_rows, pl.DataFrame)
-    assert delta_rows.sort("key").equals(frame())
+    assert delta_rows.sort("key").equals(nested_rows())
     assert DeltaTable(tmp_path / "delta").version() == 4
-    lake = open_sql_catalog(tmp_path)
+    lake = sql_catalog_table(tmp_path)
     for epoch in range(3):
-        lake.opened(TABLE).publish(epoch, frame())
-    stored = lake.content().select(pl.col(f.name).cast(f.polars) for f in FIELDS)
-    assert stored.sort("key").equals(frame())
+        lake.open_target(TABLE).publish(epoch, nested_rows())
+    stored = lake.read_rows().select(pl.col(f.name).cast(f.polars) for f in FIELDS)
+    assert stored.sort("key").equals(nested_rows())
     other = TargetTable("p", (FIELDS[0], Field("a_int", "array<bigint>"), *FIELDS[1:4], *FIELDS[5:]), ("key",))
-    for elsewhere in (DeltaTarget(str(tmp_path / "delta"), "merge", other), lake.target(other)):
+    for elsewhere in (DeltaTarget(str(tmp_path / "delta"), "merge", other), lake.create_target(other)):
         with pytest.raises(StartError, match=r'column "a_int" is array<int>, expected array<bigint>; change'):
             elsewhere.open()
 
 
 def test_json_output_is_nested_and_csv_output_contains_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    FilesTarget(tmp_path / "json", "json", TABLE).publish(0, frame())
+    FilesTarget(tmp_path / "json", "json", TABLE).publish(0, nested_rows())
     full, empty, nothing, within = map(json.loads, (tmp_path / "json" / "p-000000000.jsonl").read_text().splitlines())
     assert full["a_string"] == VALUES["string"]
     assert full["s_binary"] == [{"value": "", "count": 0}, {"value": "00ff", "count": 1}]
     assert full["pair"] == {"low": 0.5, "when": "2024-03-01T09:00:00.250001Z", "tags": ["a", 'b"']}
     assert (empty["a_int"], nothing["a_int"], within["s_int"]) == ([], None, [{"value": None, "count": 1}])
-    FilesTarget(tmp_path / "csv", "csv", TABLE).publish(0, frame())
+    FilesTarget(tmp_path / "csv", "csv", TABLE).publish(0, nested_rows())
     table = pl.read_csv(tmp_path / "csv" / "p-000000000.csv")
     assert json.loads(table["a_double"][0]) == ["NaN", "Infinity", "-Infinity", 0.1]
     assert json.loads(table["s_decimal"][0]) == [{"value": "-1.25", "count": 0}, {"value": "99999999.99", "count": 1}]
     assert table["a_string"].to_list()[1:] == ["[]", None, "[null]"]
-    ConsoleTarget().publish(0, frame().select("a_int", "pair"))
+    ConsoleTarget().publish(0, nested_rows().select("a_int", "pair"))
     assert "[-2147483648,1]" in capsys.readouterr().out
 
 
 def test_kafka_messages_encode_nested_values_as_json_and_avro() -> None:
-    full, empty, nothing, within = (json.loads(v or b"") for _, v, _ in KafkaMessageEncoder(TABLE).messages(frame()))
+    full, empty, nothing, within = (
+        json.loads(v or b"") for _, v, _ in KafkaMessageEncoder(TABLE).messages(nested_rows())
+    )
     assert full["s_double"][0] == {"value": "NaN", "count": 0}
     assert full["a_binary"] == ["", "AP8="]
     assert full["a_timestamp_ntz"] == ["1901-03-01T09:00:00.250001"]
@@ -207,19 +211,19 @@ def test_kafka_messages_encode_nested_values_as_json_and_avro() -> None:
     schema = avro_schema(TABLE)
     read = [
         fastavro.schemaless_reader(io.BytesIO(v or b""), schema, None)
-        for _, v, _ in KafkaMessageEncoder(TABLE, "avro").messages(frame())
+        for _, v, _ in KafkaMessageEncoder(TABLE, "avro").messages(nested_rows())
     ]
-    plain = frame().to_dicts()
+    plain = nested_rows().to_dicts()
     assert repr(read).replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')") == repr(plain)
 
 
-def test_postgres_stores_scalar_arrays_as_arrays_and_structs_as_json(url: str) -> None:
+def test_postgres_stores_scalar_arrays_as_arrays_and_structs_as_json(database_url: str) -> None:
     for epoch in range(2):
-        target = PostgresTarget(url, "out", TABLE)
+        target = PostgresTarget(database_url, "out", TABLE)
         target.open()
-        target.publish(epoch, frame())
+        target.publish(epoch, nested_rows())
         target.close()
-    with psycopg.connect(url) as db:
+    with psycopg.connect(database_url) as db:
         names = [f.name for f in FIELDS]
         cursor = db.execute(f"SELECT {', '.join(names)} FROM out ORDER BY key")
         full, empty, nothing, within = (dict(zip(names, row, strict=True)) for row in cursor.fetchall())
@@ -227,7 +231,7 @@ def test_postgres_stores_scalar_arrays_as_arrays_and_structs_as_json(url: str) -
             VALUES["string"][1],
             1,
         )
-    expected = frame().to_dicts()
+    expected = nested_rows().to_dicts()
     for name in (f.name for f in ARRAYS):
         assert repr(full[name]).replace("Etc/UTC", "UTC") == repr(expected[0][name])
         assert (empty[name], nothing[name], within[name]) == ([], None, [None])
@@ -235,10 +239,10 @@ def test_postgres_stores_scalar_arrays_as_arrays_and_structs_as_json(url: str) -
     assert full["s_float"] == [{"value": "NaN", "count": 0}, {"value": -0.5, "count": 1}]
     assert within["s_int"] == [{"value": None, "count": 1}]
     assert nothing["pair"] is None
-    with psycopg.connect(url) as db:
+    with psycopg.connect(database_url) as db:
         db.execute("ALTER TABLE out ALTER a_int TYPE bigint[], ALTER pair TYPE json")
-    assert PostgresTarget(url, "out", TABLE).problems() == [
-        f'{PostgresTarget(url, "out", TABLE).description}: column "a_int" is bigint[], expected integer[]'
+    assert PostgresTarget(database_url, "out", TABLE).problems() == [
+        f'{PostgresTarget(database_url, "out", TABLE).description}: column "a_int" is bigint[], expected integer[]'
     ]
 
 
@@ -254,7 +258,7 @@ MAPS = (
 WHEN = AT.replace(tzinfo=dt.UTC)
 
 
-def mapped() -> pl.DataFrame:
+def map_rows() -> pl.DataFrame:
     rows = [
         (
             1,
@@ -269,7 +273,7 @@ def mapped() -> pl.DataFrame:
     return pl.DataFrame(rows, schema={f.name: f.polars for f in MAPS}, orient="row")
 
 
-def test_maps_are_written_to_every_target(tmp_path: Path, url: str) -> None:
+def test_maps_are_written_to_every_target(tmp_path: Path, database_url: str) -> None:
     """Parquet, Delta, Iceberg and Avro have maps. Postgres has jsonb. JSON has objects for string keys, else lists."""
     table, text = TargetTable("p", MAPS, None), "2024-03-01T09:00:00.250001Z"
     expected = [
@@ -283,32 +287,32 @@ def test_maps_are_written_to_every_target(tmp_path: Path, url: str) -> None:
         {"key": 2, "plain": {}, "numbered": [], "listed": [], "within": {"m": None}},
         {"key": 3, "plain": None, "numbered": None, "listed": None, "within": None},
     ]
-    FilesTarget(tmp_path / "json", "json", table).publish(0, mapped())
+    FilesTarget(tmp_path / "json", "json", table).publish(0, map_rows())
     assert [json.loads(x) for x in (tmp_path / "json" / "p-000000000.jsonl").read_text().splitlines()] == expected
-    assert [json.loads(v or b"") for _, v, _ in KafkaMessageEncoder(table).messages(mapped())] == expected
-    FilesTarget(tmp_path / "files", "parquet", table).publish(0, mapped())
+    assert [json.loads(v or b"") for _, v, _ in KafkaMessageEncoder(table).messages(map_rows())] == expected
+    FilesTarget(tmp_path / "files", "parquet", table).publish(0, map_rows())
     stored = pl.read_parquet(tmp_path / "files" / "p-000000000.parquet")
-    assert stored["plain"].to_list() == mapped()["plain"].to_list()
+    assert stored["plain"].to_list() == map_rows()["plain"].to_list()
     delta = DeltaTarget(str(tmp_path / "delta"), "append", table)
     delta.open()
-    delta.publish(0, mapped())
+    delta.publish(0, map_rows())
     delta_rows = pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()).sort_by("key")
     assert delta_rows["plain"].to_pylist() == [[("a", 1), ('b"', None)], [], None]
-    lake = open_sql_catalog(tmp_path)
-    lake.opened(table, "append").publish(0, mapped())
-    assert lake.content().sort("key")["plain"].to_list() == mapped()["plain"].to_list()
-    postgres = PostgresTarget(url, "maps", table)
+    lake = sql_catalog_table(tmp_path)
+    lake.open_target(table, "append").publish(0, map_rows())
+    assert lake.read_rows().sort("key")["plain"].to_list() == map_rows()["plain"].to_list()
+    postgres = PostgresTarget(database_url, "maps", table)
     postgres.open()
-    postgres.publish(0, mapped())
+    postgres.publish(0, map_rows())
     postgres.close()
-    with psycopg.connect(url) as db:
+    with psycopg.connect(database_url) as db:
         assert [r[0] for r in db.execute("SELECT plain FROM maps ORDER BY key").fetchall()] == [
             e["plain"] for e in expected
         ]
     schema = avro_schema(table)
     read: list[Any] = [
         fastavro.schemaless_reader(io.BytesIO(v or b""), schema, None)
-        for _, v, _ in KafkaMessageEncoder(table, "avro").messages(mapped())
+        for _, v, _ in KafkaMessageEncoder(table, "avro").messages(map_rows())
     ]
     assert read[0]["plain"] == {"a": 1, 'b"': None}
     assert read[0]["numbered"] == [{"key": 7, "value": WHEN}]

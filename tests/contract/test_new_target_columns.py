@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 from tests.support.case_selection import select_cases
-from tests.support.iceberg_tables import IcebergLake, open_sql_catalog
+from tests.support.iceberg_tables import IcebergCatalogTable, sql_catalog_table
 
 from slackwater.connectors.delta.target import DeltaTarget
 from slackwater.connectors.postgres.target import PostgresTarget
@@ -32,8 +32,8 @@ TABLE = TargetTable("p", BEFORE, ("k",), "s")
 MORE = replace(TABLE, fields=(*BEFORE, *NEW), new=tuple(f.name for f in NEW))
 
 
-class Place:
-    """A table in one system. `open` returns a target, `content` the rows, and `files` the number of data files."""
+class TargetSystem:
+    """A table in one system. `open_target` returns a target, `read_rows` the rows, and `files` the number of data files."""
 
     def __init__(
         self, open_: Callable[[TargetTable], Any], content: Callable[[], pl.DataFrame], files: Callable[[], int]
@@ -41,14 +41,14 @@ class Place:
         self.made, self.content, self.files = open_, content, files
 
     @contextmanager
-    def open(self, table: TargetTable) -> Iterator[Any]:
+    def open_target(self, table: TargetTable) -> Iterator[Any]:
         target = self.made(table)
         target.open()
         yield target
         target.close()
 
 
-def _postgres(home: Path, postgres: Any) -> Place:
+def _postgres_system(home: Path, postgres: Any) -> TargetSystem:
     url = postgres.database(f"new_columns_{abs(hash(str(home))):x}")
 
     def content() -> pl.DataFrame:
@@ -57,64 +57,64 @@ def _postgres(home: Path, postgres: Any) -> Place:
             names = [c.name for c in cursor.description or ()]
             return pl.DataFrame(cursor.fetchall(), schema=names, orient="row", infer_schema_length=None)
 
-    return Place(lambda table: PostgresTarget(url, "public.out", table), content, lambda: 0)
+    return TargetSystem(lambda table: PostgresTarget(url, "public.out", table), content, lambda: 0)
 
 
-def _delta(home: Path, postgres: Any) -> Place:
+def _delta_system(home: Path, postgres: Any) -> TargetSystem:
     path = str(home / "out")
-    return Place(
+    return TargetSystem(
         lambda table: DeltaTarget(path, "merge", table),
         lambda: pl.read_delta(path),
         lambda: len(DeltaTable(path).file_uris()),
     )
 
 
-def _iceberg(home: Path, postgres: Any) -> Place:
-    lake: IcebergLake = open_sql_catalog(home, "shop.out")
-    return Place(lake.target, lake.content, lambda: len(list(lake.table().scan().plan_files())))
+def _iceberg_system(home: Path, postgres: Any) -> TargetSystem:
+    lake: IcebergCatalogTable = sql_catalog_table(home, "shop.out")
+    return TargetSystem(lake.create_target, lake.read_rows, lambda: len(list(lake.load_table().scan().plan_files())))
 
 
-@pytest.fixture(params=[_postgres, _delta, _iceberg], ids=["postgres", "delta", "iceberg"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, postgres: Any) -> Place:
-    new_place: Place = request.param(tmp_path, postgres)
+@pytest.fixture(params=[_postgres_system, _delta_system, _iceberg_system], ids=["postgres", "delta", "iceberg"])
+def target_system(request: pytest.FixtureRequest, tmp_path: Path, postgres: Any) -> TargetSystem:
+    new_place: TargetSystem = request.param(tmp_path, postgres)
     return new_place
 
 
-def frame(table: TargetTable, **values: Any) -> pl.DataFrame:
+def build_one_row_frame(table: TargetTable, **values: Any) -> pl.DataFrame:
     return pl.DataFrame([values], schema={f.name: f.polars for f in table.fields})
 
 
-def test_new_columns_are_added_and_existing_rows_have_null(place: Place) -> None:
-    with place.open(TABLE) as target:
-        target.publish(0, frame(TABLE, k="a", n=1))
-    files = place.files()
-    with place.open(MORE):
+def test_new_columns_are_added_and_existing_rows_have_null(target_system: TargetSystem) -> None:
+    with target_system.open_target(TABLE) as target:
+        target.publish(0, build_one_row_frame(TABLE, k="a", n=1))
+    files = target_system.files()
+    with target_system.open_target(MORE):
         pass  # the run ends before it publishes
-    assert place.files() == files, "no file was rewritten"
-    assert place.content().rows(named=True) == [{"k": "a", "n": 1, **dict.fromkeys(MORE.new)}]
-    with place.open(MORE) as target:
-        target.publish(1, frame(MORE, k="b", n=2, few=3, tags=["x", None]))
-        target.publish(1, frame(MORE, k="b", n=9, few=9))
-        target.publish(2, frame(MORE, k="a", n=4, few=5))
-    rows = {r["k"]: (r["n"], r["few"], r["price"], r["tags"]) for r in place.content().rows(named=True)}
+    assert target_system.files() == files, "no file was rewritten"
+    assert target_system.content().rows(named=True) == [{"k": "a", "n": 1, **dict.fromkeys(MORE.new)}]
+    with target_system.open_target(MORE) as target:
+        target.publish(1, build_one_row_frame(MORE, k="b", n=2, few=3, tags=["x", None]))
+        target.publish(1, build_one_row_frame(MORE, k="b", n=9, few=9))
+        target.publish(2, build_one_row_frame(MORE, k="a", n=4, few=5))
+    rows = {r["k"]: (r["n"], r["few"], r["price"], r["tags"]) for r in target_system.content().rows(named=True)}
     assert rows == {"a": (4, 5, None, None), "b": (2, 3, None, ["x", None])}
-    with place.open(replace(MORE, new=())) as target:  # the next start
-        target.publish(3, frame(MORE, k="c", n=6, few=7))
-    assert place.content().height == 3
+    with target_system.open_target(replace(MORE, new=())) as target:  # the next start
+        target.publish(3, build_one_row_frame(MORE, k="c", n=6, few=7))
+    assert target_system.content().height == 3
 
 
 @pytest.mark.parametrize("wrong", select_cases(["another type", "not said"]))
-def test_other_schema_mismatch_is_refused_and_adds_no_columns(place: Place, wrong: str) -> None:
-    with place.open(TABLE):
+def test_other_schema_mismatch_is_refused_and_adds_no_columns(target_system: TargetSystem, wrong: str) -> None:
+    with target_system.open_target(TABLE):
         pass
     if wrong == "another type":
         changed_table = replace(MORE, fields=(Field("k", "string"), Field("n", "string"), *NEW))
         words = r'column "n" is bigint, expected (text|string)'
     else:
         changed_table, words = replace(MORE, new=MORE.new[1:]), r'column "few" \((smallint|int)\) is missing'
-    with pytest.raises(StartError, match=words), place.open(changed_table):
+    with pytest.raises(StartError, match=words), target_system.open_target(changed_table):
         pass
-    assert place.content().columns == ["k", "n"]
+    assert target_system.content().columns == ["k", "n"]
 
 
 def test_error_for_table_of_another_owner_lists_the_new_columns(postgres: Any) -> None:

@@ -15,9 +15,16 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.case_selection import select_cases
-from tests.support.servers.object_store import S3, FaultyProxy
-from tests.support.store_commits import LOGIC, add_epoch, commit, open_runner, rows, users
-from tests.support.topics import wait_until
+from tests.support.kafka_topics import wait_until
+from tests.support.servers.object_store import FaultyProxy, S3Server
+from tests.support.session_store_commits import (
+    LOGIC,
+    build_open_session_rows,
+    build_session_commit,
+    commit_sessions_of_users,
+    open_session_store,
+    read_session_users,
+)
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
@@ -32,29 +39,31 @@ Make = Callable[[], Any]
 
 
 @pytest.fixture
-def make(bucket: str) -> Make:
+def store_factory(bucket: str) -> Make:
     return lambda: FilesStore(bucket, "p")
 
 
 @pytest.fixture
-def door(s3: S3) -> Iterator[FaultyProxy]:
-    with FaultyProxy.in_front_of(s3.port) as faulty_proxy:
+def s3_proxy(s3: S3Server) -> Iterator[FaultyProxy]:
+    with FaultyProxy.start_proxy(s3.port) as faulty_proxy:
         yield faulty_proxy
 
 
 @pytest.fixture
-def behind(bucket: str, s3: S3, door: FaultyProxy) -> Make:
+def proxied_store_factory(bucket: str, s3: S3Server, s3_proxy: FaultyProxy) -> Make:
     """Return a function that opens a store behind the proxy, with short waits."""
-    return lambda: FilesStore(bucket, "p", {**s3.options(door.port), "timeout": "2s", "connect_timeout": "2s"})
+    return lambda: FilesStore(
+        bucket, "p", {**s3.connection_options(s3_proxy.port), "timeout": "2s", "connect_timeout": "2s"}
+    )
 
 
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def move_leases_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the processes of existing leases look as if they ran on another machine."""
     machine = object_store_lease._machine
     monkeypatch.setattr(object_store_lease, "_machine", lambda: machine() | {"boot": "another"})
 
 
-def once(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
+def single_request_fault(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
     """Return a judge that applies the fault to the first matching request."""
     done: list[str] = []
 
@@ -71,101 +80,103 @@ def once(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
 
 
 def test_second_runner_on_another_machine_is_refused_after_a_lease_renewal(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    store_factory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store_lease, "RENEW_S", 0.2)
     monkeypatch.setattr(object_store_lease, "LOOK_S", 0.05)
-    first = make()
+    first = store_factory()
     first.open()
-    elsewhere(monkeypatch)
+    move_leases_to_another_machine(monkeypatch)
     with pytest.raises(
         LockHeldError,
         match=r"already running: process \d+ on .* holds the lock s3://.*/p/lock until at least 20.*; stop that",
     ):
-        make().open()
-    assert make().runner().startswith("process ")
+        store_factory().open()
+    assert store_factory().runner().startswith("process ")
     first.close()
-    assert make().runner() is None
-    second = make()
+    assert store_factory().runner() is None
+    second = store_factory()
     second.open()
     second.close()
 
 
 def test_start_waits_for_the_lease_of_a_lost_runner_on_another_machine(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    store_factory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store_lease, "LEASE_S", 1.0)
     monkeypatch.setattr(object_store_lease, "SKEW_S", 0.2)
     monkeypatch.setattr(object_store_lease, "LOOK_S", 0.05)
     monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)  # it never renews its lease
-    first, began = make(), time.monotonic()
-    add_epoch(first, first.open(), "a")
-    elsewhere(monkeypatch)
-    second = make()
+    first, began = store_factory(), time.monotonic()
+    commit_sessions_of_users(first, first.open(), "a")
+    move_leases_to_another_machine(monkeypatch)
+    second = store_factory()
     last_commit = second.open()
     assert last_commit.epoch == 0 and time.monotonic() - began >= 1.2
-    add_epoch(second, last_commit, "b")
+    commit_sessions_of_users(second, last_commit, "b")
     # the first runner continues: every write is refused, and the error names the new runner
     for doing, act in (
-        ("commit epoch 1", lambda: add_epoch(first, commit(0), "x")),
+        ("commit epoch 1", lambda: commit_sessions_of_users(first, build_session_commit(0), "x")),
         ("mark epoch 0 as published", lambda: first.mark_published(0)),
     ):
         with pytest.raises(FencedError, match=f"can no longer {doing}: .*/p/lock .* and process .* took over"):
             act()
-    with make().peek() as snapshot:
-        assert users(snapshot) == ["b"]
+    with store_factory().peek() as snapshot:
+        assert read_session_users(snapshot) == ["b"]
     second.close()
 
 
 def test_clock_skew_allows_a_takeover_but_not_two_commits_of_an_epoch(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    store_factory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second runner whose clock is an hour ahead takes over at once. Each epoch is committed by only one runner."""
-    first = make()
-    done = add_epoch(first, first.open(), "a")
-    elsewhere(monkeypatch)
+    first = store_factory()
+    done = commit_sessions_of_users(first, first.open(), "a")
+    move_leases_to_another_machine(monkeypatch)
     clock = time.time_ns
     monkeypatch.setattr(object_store_lease.time, "time_ns", lambda: clock() + 3600 * 10**9)
-    second = make()
+    second = store_factory()
     assert second.open() == done
-    add_epoch(second, done, "b")
+    commit_sessions_of_users(second, done, "b")
     with pytest.raises(FencedError, match="epoch 1 was already committed in s3://"):
-        add_epoch(first, done, "c")
-    with make().peek() as snapshot:
-        assert users(snapshot) == ["b"]
+        commit_sessions_of_users(first, done, "c")
+    with store_factory().peek() as snapshot:
+        assert read_session_users(snapshot) == ["b"]
     second.close()
 
 
-def test_stalled_runner_is_fenced_after_its_epoch_was_cleaned_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_runner_is_fenced_after_its_epoch_was_cleaned_up(
+    store_factory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The runner stalls just before its commit. Meanwhile another runner commits 20 epochs and cleans up the first."""
-    first = make()
-    done = add_epoch(first, first.open(), "a")
+    first = store_factory()
+    done = commit_sessions_of_users(first, first.open(), "a")
     create = object_store.ObjectStorage.create
     second: list[Any] = []
 
     def stalls(self: object_store.ObjectStorage, file: str, content: bytes) -> bool:
         if not second:
-            elsewhere(monkeypatch)
+            move_leases_to_another_machine(monkeypatch)
             monkeypatch.setattr(object_store_lease, "_is_over", lambda content: True)
-            second.append(make())
+            second.append(store_factory())
             last = second[0].open()
             for _ in range(20):
-                last = add_epoch(second[0], last, "b")
+                last = commit_sessions_of_users(second[0], last, "b")
             first._lock._until = 0.0  # the lease expires
         return create(self, file, content)
 
     monkeypatch.setattr(object_store.ObjectStorage, "create", stalls)
     with pytest.raises(FencedError, match=r"can no longer continue from epoch 1: .* and process .* took over"):
         first.commit(done.model_copy(update={"epoch": 1}))
-    with make().peek() as snapshot:
-        assert users(snapshot) == ["b"]
+    with store_factory().peek() as snapshot:
+        assert read_session_users(snapshot) == ["b"]
     second[0].collect_garbage()
-    assert verify_state(make()).problems == []
+    assert verify_state(store_factory()).problems == []
     second[0].close()
 
 
 def test_start_does_not_wait_for_a_killed_runner_on_the_same_machine(
-    make: Make, bucket: str, monkeypatch: pytest.MonkeyPatch
+    store_factory: Make, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Start without a delay, whatever the length of the lease."""
     code = (
@@ -174,15 +185,15 @@ def test_start_does_not_wait_for_a_killed_runner_on_the_same_machine(
     )
     assert subprocess.run([sys.executable, "-c", code, bucket]).returncode == -9
     monkeypatch.setattr(object_store_lease, "LEASE_S", 1e6)
-    assert make().runner() is None
-    store = make()
+    assert store_factory().runner() is None
+    store = store_factory()
     store.open()
     store.close()
 
 
-def test_a_lease_is_renewed_while_nothing_is_committed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_renewed_while_nothing_is_committed(store_factory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store_lease, "RENEW_S", 0.05)
-    store = make()
+    store = store_factory()
     store.open()
     seen, end = set(), time.monotonic() + 60
     while len(seen) < 3 and time.monotonic() < end:
@@ -191,11 +202,11 @@ def test_a_lease_is_renewed_while_nothing_is_committed(make: Make, monkeypatch: 
     store.close()
 
 
-def test_damaged_lease_expires_like_a_valid_lease(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_lease_expires_like_a_valid_lease(store_factory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store_lease, "LEASE_S", 0.3)
     monkeypatch.setattr(object_store_lease, "SKEW_S", 0.1)
     monkeypatch.setattr(object_store_lease, "LOOK_S", 0.05)
-    store = make()
+    store = store_factory()
     store.storage.client.put("lock", b"\xff{")
     assert store.runner() == "another process"
     store.open()
@@ -222,66 +233,66 @@ FAULTS = ("503", "dropped", "lost", "slow", "hangs")
     ),
 )
 def test_request_fault_does_not_change_the_committed_epochs(
-    fault: str, method: str, part: str, behind: Make, make: Make, door: FaultyProxy
+    fault: str, method: str, part: str, proxied_store_factory: Make, store_factory: Make, s3_proxy: FaultyProxy
 ) -> None:
     """A runner recognises its own upload when the store saved the upload but the response was lost."""
-    door.judge = once(fault, method, part)
-    store = open_runner(behind)
+    s3_proxy.judge = single_request_fault(fault, method, part)
+    store = open_session_store(proxied_store_factory)
     done = None
     for n in range(10):
         if n == 5:  # another runner continues from the same state
             store.close()
-            store = open_runner(behind)
-        done = add_epoch(store, done, "a", f"u{n}")
+            store = open_session_store(proxied_store_factory)
+        done = commit_sessions_of_users(store, done, "a", f"u{n}")
         store.mark_published(n)
     store.close()
-    assert [f for _, _, f in door.faults] == [fault]
-    door.judge = lambda method, path: ""
-    assert verify_state(make()).problems == []
-    again = make()
+    assert [f for _, _, f in s3_proxy.faults] == [fault]
+    s3_proxy.judge = lambda method, path: ""
+    assert verify_state(store_factory()).problems == []
+    again = store_factory()
     assert again.open() == done and again.published_epoch() == 9
     again.close()
-    assert make().runner() is None
+    assert store_factory().runner() is None
 
 
 @pytest.mark.parametrize("part", ["/segments/", "/manifests/000000001"])
 def test_unanswered_request_is_retried_by_default(
-    part: str, bucket: str, s3: S3, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    part: str, bucket: str, s3: S3Server, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a `timeout` option, one unanswered request uses only a part of the total time that a runner waits."""
     assert 2 * object_client.ANSWER_S < object_client.PATIENCE_S
     monkeypatch.setattr(object_client, "ANSWER_S", 1.0)
-    store = FilesStore(bucket, "p", s3.options(door.port))
-    done = add_epoch(store, store.open(), "a")
-    door.judge = once("hangs", "PUT", part)
-    add_epoch(store, done, "b")
-    assert [fault for _, _, fault in door.faults] == ["hangs"]
+    store = FilesStore(bucket, "p", s3.connection_options(s3_proxy.port))
+    done = commit_sessions_of_users(store, store.open(), "a")
+    s3_proxy.judge = single_request_fault("hangs", "PUT", part)
+    commit_sessions_of_users(store, done, "b")
+    assert [fault for _, _, fault in s3_proxy.faults] == ["hangs"]
     store.close()
 
 
 def test_unanswered_lease_renewal_is_retried_before_the_lease_expires(
-    bucket: str, s3: S3, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    bucket: str, s3: S3Server, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert object_store_lease.RENEW_S + 2 * object_store_lease.ANSWER_S < object_store_lease.LEASE_S
     monkeypatch.setattr(object_client, "ANSWER_S", 1e5)
     monkeypatch.setattr(object_store_lease, "ANSWER_S", 0.5)
     monkeypatch.setattr(object_store_lease, "RENEW_S", 0.2)
-    store = FilesStore(bucket, "p", s3.options(door.port))
+    store = FilesStore(bucket, "p", s3.connection_options(s3_proxy.port))
     store.open()
-    door.judge = once("hangs", "PUT", "/lock")
-    wait_until(lambda: door.faults)
-    before = len(door.seen)
-    wait_until(lambda: len(door.seen) > before)
+    s3_proxy.judge = single_request_fault("hangs", "PUT", "/lock")
+    wait_until(lambda: s3_proxy.faults)
+    before = len(s3_proxy.seen)
+    wait_until(lambda: len(s3_proxy.seen) > before)
     store.close()
 
 
 def test_next_start_reads_a_commit_whose_response_was_lost(
-    behind: Make, make: Make, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    proxied_store_factory: Make, store_factory: Make, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store loses the response and then becomes unreachable. The run ends with a one-line error."""
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
-    store = open_runner(behind)
-    done = add_epoch(store, None, "a")
+    store = open_session_store(proxied_store_factory)
+    done = commit_sessions_of_users(store, None, "a")
     gone = threading.Event()
 
     def judge(method: str, path: str) -> Any:
@@ -290,24 +301,24 @@ def test_next_start_reads_a_commit_whose_response_was_lost(
             return "lost" if method == "PUT" else "dropped"
         return "dropped" if gone.is_set() else ""
 
-    door.judge = judge
+    s3_proxy.judge = judge
     with pytest.raises(
         EpochError, match=r"state store s3://.*/p: .* committed epochs are safe; check that the store can be reached"
     ) as raised:
-        add_epoch(store, done, "b")
+        commit_sessions_of_users(store, done, "b")
     assert "\n" not in str(raised.value)
     store.close()
-    door.judge = lambda method, path: ""
-    again = make()
+    s3_proxy.judge = lambda method, path: ""
+    again = store_factory()
     assert again.open().epoch == 1
     with again.peek() as snapshot:
-        assert users(snapshot) == ["b"]
+        assert read_session_users(snapshot) == ["b"]
     again.close()
 
 
-def test_next_start_completes_an_interrupted_start_over(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_runner(make)
-    add_epoch(store, None, "a")
+def test_next_start_completes_an_interrupted_start_over(store_factory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_session_store(store_factory)
+    commit_sessions_of_users(store, None, "a")
     store.close()
 
     class Killed(BaseException):
@@ -320,8 +331,8 @@ def test_next_start_completes_an_interrupted_start_over(make: Make, monkeypatch:
     with monkeypatch.context() as dying:
         dying.setattr(object_store.ObjectStorage, "_clear", dies)
         with pytest.raises(Killed):
-            make().start_over()
-    again = make()
+            store_factory().start_over()
+    again = store_factory()
     assert again.open() is None
     assert set(again.storage.sizes("")) == {"lock"}
     again.close()
@@ -332,11 +343,11 @@ def test_next_start_completes_an_interrupted_start_over(make: Make, monkeypatch:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def test_epoch_needs_a_bounded_number_of_requests(behind: Make, door: FaultyProxy) -> None:
+def test_epoch_needs_a_bounded_number_of_requests(proxied_store_factory: Make, s3_proxy: FaultyProxy) -> None:
     """Count requests at the proxy. Each shard uploads its files. The driver sends fewer than four requests per epoch."""
-    store = open_runner(behind)
-    add_epoch(store, None, "a")
-    before, shards = len(door.seen), 4
+    store = open_session_store(proxied_store_factory)
+    commit_sessions_of_users(store, None, "a")
+    before, shards = len(s3_proxy.seen), 4
     metas: list[tuple[Any, ...]] = [()] * shards
     epochs = 12
     for epoch in range(1, 1 + epochs):
@@ -344,11 +355,11 @@ def test_epoch_needs_a_bounded_number_of_requests(behind: Make, door: FaultyProx
         for number in range(shards):
             shard = store.shard(number, shards, epoch, metas[number])
             old = shard.reader(LOGIC).scan()
-            metas[number] = shard.stage(LOGIC, rows("a", f"u{epoch}"), old, -(1 << 62))
+            metas[number] = shard.stage(LOGIC, build_open_session_rows("a", f"u{epoch}"), old, -(1 << 62))
             staged.append(shard.write_output(pl.DataFrame({"user": ["a"], "__reason": ["close"]})))
         listed = store.write_list(epoch, ["a file"])
         segments = tuple(tuple(m) for m in metas)
-        next_commit = commit(
+        next_commit = build_session_commit(
             epoch, shards=shards, segments=segments, windows=(1,) * shards, groups=(1,) * shards, output=tuple(staged)
         )
         store.commit(next_commit)
@@ -356,7 +367,7 @@ def test_epoch_needs_a_bounded_number_of_requests(behind: Make, door: FaultyProx
         assert sum(frame.height for frame in store.outputs(staged)) == shards
         store.mark_published(epoch)
     request_counts = Counter(
-        (method, path.split("?")[0].split("/p/")[-1].split("/")[0]) for method, path in door.seen[before:]
+        (method, path.split("?")[0].split("/p/")[-1].split("/")[0]) for method, path in s3_proxy.seen[before:]
     )
     leases = request_counts.pop(("PUT", "lock"), 0)
     assert request_counts[("PUT", "manifests")] == request_counts[("PUT", "offsets")] == epochs
@@ -367,17 +378,17 @@ def test_epoch_needs_a_bounded_number_of_requests(behind: Make, door: FaultyProx
     of_shards = request_counts[("PUT", "segments")] + request_counts[("PUT", "outputs")]
     assert of_shards / epochs / shards <= 2.5  # a segment, an output, and sometimes a merged segment
     assert (sum(request_counts.values()) - of_shards) / epochs < 4
-    measured = measure_state_sizes(behind()).requests
+    measured = measure_state_sizes(proxied_store_factory()).requests
     assert measured is not None and leases < 10
     assert measured.per_shard == pytest.approx(of_shards / epochs / shards, rel=0.25)
     assert measured.per_commit <= 4
     store.close()
 
 
-def test_state_sizes_reports_requests_per_epoch(make: Make, bucket: str) -> None:
-    store, done = open_runner(make), None
+def test_state_sizes_reports_requests_per_epoch(store_factory: Make, bucket: str) -> None:
+    store, done = open_session_store(store_factory), None
     for epoch in range(3):
-        done = add_epoch(store, done, "a")
+        done = commit_sessions_of_users(store, done, "a")
         store.storage.client.delete([f"manifests/{epoch:09d}.json"])
         done = done.model_copy(update={"committed_us": epoch * 10_000_000})
         store._log.put(done, -1)
@@ -389,14 +400,14 @@ def test_state_sizes_reports_requests_per_epoch(make: Make, bucket: str) -> None
 
 
 def test_segments_of_another_machine_are_fetched_once(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_factory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_runner(make)
-    done = add_epoch(store, None, "a")
+    store = open_session_store(store_factory)
+    done = commit_sessions_of_users(store, None, "a")
     store.close()
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "of another machine"))
     monkeypatch.setattr(object_store, "_clients", {})
-    other = make()
+    other = store_factory()
     other.open()
     for _ in range(3):
         assert other.shard(0, 1, 1, done.stages[0].segments[0]).reader(LOGIC).scan().height == 1
@@ -407,16 +418,18 @@ def test_segments_of_another_machine_are_fetched_once(
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_cache_copy_is_fetched_again(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_runner(make)
-    done = add_epoch(store, None, "a")
+def test_damaged_cache_copy_is_fetched_again(
+    store_factory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_session_store(store_factory)
+    done = commit_sessions_of_users(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0]
     copy = store.storage.local_path(file_ref(file))
     copy.write_bytes(copy.read_bytes()[:-9])
     monkeypatch.setattr(object_store, "_clients", {})
-    with make().peek() as snapshot:
-        assert users(snapshot) == ["a"]
+    with store_factory().peek() as snapshot:
+        assert read_session_users(snapshot) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -428,30 +441,32 @@ def test_damaged_cache_copy_is_fetched_again(make: Make, tmp_path: Path, monkeyp
     ],
 )
 def test_damaged_segment_is_reported_with_its_url(
-    damage: Any, message: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Any, message: str, store_factory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_runner(make)
-    done = add_epoch(store, None, "a")
+    store = open_session_store(store_factory)
+    done = commit_sessions_of_users(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0].file
     damage(store.storage.client, file)
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.setattr(object_store, "_clients", {})
-    with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}; restore it"), make().peek():
+    with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}; restore it"), store_factory().peek():
         pass
-    assert [p.what for p in verify_state(make()).problems] == [message]
+    assert [p.what for p in verify_state(store_factory()).problems] == [message]
     if message != "does not match its checksum":  # only fetching the file detects this
         with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}"):
-            make().open()
+            store_factory().open()
 
 
-def test_cache_writable_by_other_users_is_refused(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_writable_by_other_users_is_refused(
+    store_factory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(open_to_all))
     monkeypatch.setattr(object_store, "_clients", {})
-    store = make()
+    store = store_factory()
     store.open()
     with pytest.raises(
         StateError,
@@ -496,33 +511,39 @@ def test_least_recently_used_files_are_evicted_from_the_cache(tmp_path: Path, mo
     ],
 )
 def test_unreachable_or_misconfigured_store_is_reported_without_secrets(
-    url: str, more: dict[str, str], message: str, bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch
+    url: str, more: dict[str, str], message: str, bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
     with pytest.raises(StartError, match=message) as raised:
-        FilesStore(url.format(url=bucket), "p", {**s3.options(), **more}).open()
+        FilesStore(url.format(url=bucket), "p", {**s3.connection_options(), **more}).open()
     assert "\n" not in str(raised.value) and "not-so-secret" not in str(raised.value)
 
 
-def test_missing_credentials_are_reported(bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    nobody = {"endpoint": s3.options()["endpoint"], "metadata_endpoint": "http://127.0.0.1:9", "region": "us-east-1"}
+    nobody = {
+        "endpoint": s3.connection_options()["endpoint"],
+        "metadata_endpoint": "http://127.0.0.1:9",
+        "region": "us-east-1",
+    }
     with pytest.raises(
         StateError, match=r"no credentials were found .*; set them in the environment \(AWS_ACCESS_KEY_ID"
     ):
         FilesStore(bucket, "p", nobody).open()
 
 
-def test_denied_access_is_reported_with_the_required_permissions(bucket: str, s3: S3, door: FaultyProxy) -> None:
-    door.judge = lambda method, path: "403"
+def test_denied_access_is_reported_with_the_required_permissions(
+    bucket: str, s3: S3Server, s3_proxy: FaultyProxy
+) -> None:
+    s3_proxy.judge = lambda method, path: "403"
     with pytest.raises(
         StateError, match=r"access was denied \(AccessDenied\); check the credentials, and that they allow get, put"
     ):
-        FilesStore(bucket, "p", s3.options(door.port)).open()
+        FilesStore(bucket, "p", s3.connection_options(s3_proxy.port)).open()
 
 
-def test_repr_of_objects_sent_to_workers_hides_credentials(bucket: str, s3: S3) -> None:
-    store = FilesStore(bucket, "p", s3.options())
+def test_repr_of_objects_sent_to_workers_hides_credentials(bucket: str, s3: S3Server) -> None:
+    store = FilesStore(bucket, "p", s3.connection_options())
     assert "not-so-secret" not in repr(store.shard(0, 1, 0, ())) and "AKIA" not in repr(store.storage)

@@ -8,10 +8,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.fixtures.states import write_states
-from tests.fixtures.states.write_states import HERE, KINDS
+from tests.fixtures.states import write_state_fixtures
+from tests.fixtures.states.write_state_fixtures import HERE, KINDS
 from tests.support.case_selection import select_cases
-from tests.support.script import RowsInput, run_local
+from tests.support.local_pipeline_script import MicroBatch, run_local_script
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -52,14 +52,14 @@ NAMES = (
 
 
 @pytest.fixture
-def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+def database_url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     yield postgres.database(f"names_{abs(hash(request.node.name)):x}")
 
 
-def plain(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
+def run_window_epoch(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
     """Run one epoch of a window over these seconds. Return the window starts and counts."""
-    rows = RowsInput({"a": [{"ts": 1_000_000 * s, "k": "u"} for s in seconds]})
-    result = run_local(
+    rows = MicroBatch({"a": [{"ts": 1_000_000 * s, "k": "u"} for s in seconds]})
+    result = run_local_script(
         WINDOW,
         [rows] if seconds else [],
         {"k": "string"},
@@ -69,21 +69,23 @@ def plain(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple
     return sorted((r["window_start"] // 1_000_000, r["n"]) for r in result.rows)
 
 
-def staged(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
+def run_join_window_epoch(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
     """Run one epoch of a join that is followed by a window. Return the window starts and counts."""
     rows = {s: [{"ts": 1_000_000 * t, "k": "u"} for t in seconds] for s in "ab"}
     store: Callable[[], Any] = lambda: PostgresStore(url, "public", name)  # noqa: E731
-    script = [RowsInput(rows)] if seconds else []
-    result = run_local(JOIN, script, {"k": "string"}, sources=("a", "b"), downstream=THEN, flush=flush, store=store)
+    script = [MicroBatch(rows)] if seconds else []
+    result = run_local_script(
+        JOIN, script, {"k": "string"}, sources=("a", "b"), downstream=THEN, flush=flush, store=store
+    )
     return sorted((r["window_start"] // 1_000_000, r["n"]) for r in result.rows)
 
 
-def wrong(store: PostgresStore) -> list[str]:
+def list_state_problems(store: PostgresStore) -> list[str]:
     """Return the problems of a state, except the pipeline name that the test kit always uses."""
     return [str(p) for p in verify_state(store).problems if "its record belongs to the pipeline 'law'" not in str(p)]
 
 
-def relations(url: str, kinds: str = "rvi") -> dict[str, str]:
+def list_relations(url: str, kinds: str = "rvi") -> dict[str, str]:
     """Return the name and kind of every relation in the schema, except those that all pipelines share."""
     with psycopg.connect(url) as db:
         return dict(
@@ -95,14 +97,14 @@ def relations(url: str, kinds: str = "rvi") -> dict[str, str]:
         )
 
 
-def test_pipeline_named_like_the_second_stage_of_another_stays_separate(url: str) -> None:
-    assert plain(url, "orders.2", 0, 1, 2) == []
-    assert staged(url, "orders", 20, 21) == []
-    assert plain(url, "orders.2", 3, flush=True) == [(s, 1) for s in range(4)]
-    assert staged(url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+def test_pipeline_named_like_the_second_stage_of_another_stays_separate(database_url: str) -> None:
+    assert run_window_epoch(database_url, "orders.2", 0, 1, 2) == []
+    assert run_join_window_epoch(database_url, "orders", 20, 21) == []
+    assert run_window_epoch(database_url, "orders.2", 3, flush=True) == [(s, 1) for s in range(4)]
+    assert run_join_window_epoch(database_url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
 
 
-def test_relation_names_are_unique_across_pipelines_and_stages(url: str) -> None:
+def test_relation_names_are_unique_across_pipelines_and_stages(database_url: str) -> None:
     owners: dict[str, tuple[str, int]] = {}
     for name in NAMES:
         for stage in range(3):
@@ -116,46 +118,46 @@ def test_relation_names_are_unique_across_pipelines_and_stages(url: str) -> None
     cut = PipelineTables("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
     assert "#" in cut
     for name in NAMES:
-        plain(url, name, 0)
-    before = relations(url)
+        run_window_epoch(database_url, name, 0)
+    before = list_relations(database_url)
     assert set(before) <= set(owners)  # every index has a name chosen by Slackwater
     for name in NAMES:
-        assert plain(url, name, 1, flush=True) == [(0, 1), (1, 1)], name
-    assert relations(url) == before
+        assert run_window_epoch(database_url, name, 1, flush=True) == [(0, 1), (1, 1)], name
+    assert list_relations(database_url) == before
 
 
 @pytest.mark.parametrize("how", ["rebuild", "remove"])
-def test_rebuild_and_remove_affect_only_the_tables_of_one_pipeline(url: str, how: str) -> None:
+def test_rebuild_and_remove_affect_only_the_tables_of_one_pipeline(database_url: str, how: str) -> None:
     for name in NAMES:
-        plain(url, name, 0)
-    before = relations(url, "rv")
-    store = PostgresStore(url, "public", "orders")
+        run_window_epoch(database_url, name, 0)
+    before = list_relations(database_url, "rv")
+    store = PostgresStore(database_url, "public", "orders")
     if how == "rebuild":
         store.start_over()
         store.close()
     else:
         store.open()
-        run_local(WINDOW, [], {"k": "string"}, store=lambda: store, flush=False)
+        run_local_script(WINDOW, [], {"k": "string"}, store=lambda: store, flush=False)
         store.open()
-        from tests.support.store_commits import LOGIC
+        from tests.support.session_store_commits import LOGIC
 
         store._stages[0] = LOGIC
         store.remove()
     gone = {n for n in before if n.endswith("_orders")}
     assert len(gone) == 3
-    assert {n for n in relations(url, "rv") if ".before-" not in n} == set(before) - gone
+    assert {n for n in list_relations(database_url, "rv") if ".before-" not in n} == set(before) - gone
     for name in NAMES[1:]:
-        assert plain(url, name, 1, flush=True) == [(0, 1), (1, 1)], name
+        assert run_window_epoch(database_url, name, 1, flush=True) == [(0, 1), (1, 1)], name
 
 
-def test_state_renamed_by_start_over_remains_complete_and_usable(url: str) -> None:
-    staged(url, "orders", 20, 21)
-    store = PostgresStore(url, "public", "orders")
+def test_state_renamed_by_start_over_remains_complete_and_usable(database_url: str) -> None:
+    run_join_window_epoch(database_url, "orders", 20, 21)
+    store = PostgresStore(database_url, "public", "orders")
     aside = str(store.start_over()).split('"')[1]
     store.close()
-    assert wrong(PostgresStore(url, "public", aside)) == []
-    assert staged(url, "orders", 30, flush=True) == [(30, 1)]
-    assert staged(url, aside, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+    assert list_state_problems(PostgresStore(database_url, "public", aside)) == []
+    assert run_join_window_epoch(database_url, "orders", 30, flush=True) == [(30, 1)]
+    assert run_join_window_epoch(database_url, aside, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
 
 
 @pytest.mark.parametrize(
@@ -173,18 +175,18 @@ def test_state_renamed_by_start_over_remains_complete_and_usable(url: str) -> No
         ),
     ],
 )
-def test_relations_of_other_owners_are_neither_dropped_nor_used(url: str, statement: str, owner: str) -> None:
-    with psycopg.connect(url) as db:
+def test_relations_of_other_owners_are_neither_dropped_nor_used(database_url: str, statement: str, owner: str) -> None:
+    with psycopg.connect(database_url) as db:
         db.execute(statement)  # type: ignore[arg-type]
-    before = relations(url)
+    before = list_relations(database_url)
     with pytest.raises(
         StateError, match=rf"slackwater_\w+_mine\" belongs to {re.escape(owner)}.*nothing was changed; choose another"
     ):
-        plain(url, "mine", 0)
-    assert relations(url) == before
+        run_window_epoch(database_url, "mine", 0)
+    assert list_relations(database_url) == before
 
 
-def as_before(url: str, name: str, stages: int) -> None:
+def restore_earlier_layout(url: str, name: str, stages: int) -> None:
     """Restore the layout of earlier versions: former names, no comments, no token index, unlogged staged tables."""
     with psycopg.connect(url) as db:
         for stage in range(stages):
@@ -208,60 +210,60 @@ def as_before(url: str, name: str, stages: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "o" * 60])
-def test_former_table_names_are_readable_and_renamed_at_the_next_start(url: str, name: str) -> None:
-    staged(url, name, 20, 21)
-    today = relations(url)
-    as_before(url, name, 2)
-    assert set(relations(url)) != set(today)
-    store = PostgresStore(url, "public", name)
+def test_former_table_names_are_readable_and_renamed_at_the_next_start(database_url: str, name: str) -> None:
+    run_join_window_epoch(database_url, name, 20, 21)
+    today = list_relations(database_url)
+    restore_earlier_layout(database_url, name, 2)
+    assert set(list_relations(database_url)) != set(today)
+    store = PostgresStore(database_url, "public", name)
     with store.peek() as snapshot:
         assert snapshot is not None
-    assert wrong(store) == []  # reads every row
+    assert list_state_problems(store) == []  # reads every row
     copy = fork_store(store, "copy")
     assert copy is not None
-    assert staged(url, "copy", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
-    assert staged(url, name, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
-    assert {n for n in relations(url) if "copy" not in n} == set(today)
+    assert run_join_window_epoch(database_url, "copy", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+    assert run_join_window_epoch(database_url, name, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+    assert {n for n in list_relations(database_url) if "copy" not in n} == set(today)
 
 
-def test_renaming_a_former_second_stage_frees_the_name_for_a_pipeline(url: str) -> None:
-    staged(url, "orders", 20, 21)
-    as_before(url, "orders", 2)
+def test_renaming_a_former_second_stage_frees_the_name_for_a_pipeline(database_url: str) -> None:
+    run_join_window_epoch(database_url, "orders", 20, 21)
+    restore_earlier_layout(database_url, "orders", 2)
     with pytest.raises(StateError, match=r'"slackwater_\w+_orders\.2" belongs to pipeline "orders"'):
-        plain(url, "orders.2", 0)
-    staged(url, "orders")
-    assert plain(url, "orders.2", 0, flush=True) == [(0, 1)]
-    assert staged(url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+        run_window_epoch(database_url, "orders.2", 0)
+    run_join_window_epoch(database_url, "orders")
+    assert run_window_epoch(database_url, "orders.2", 0, flush=True) == [(0, 1)]
+    assert run_join_window_epoch(database_url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
 
 
-def test_restart_drops_tables_left_by_a_deleted_pipeline_record(url: str) -> None:
-    staged(url, "orders", 20, 21)
-    as_before(url, "orders", 2)
-    with psycopg.connect(url) as db:
+def test_restart_drops_tables_left_by_a_deleted_pipeline_record(database_url: str) -> None:
+    run_join_window_epoch(database_url, "orders", 20, 21)
+    restore_earlier_layout(database_url, "orders", 2)
+    with psycopg.connect(database_url) as db:
         db.execute("DELETE FROM slackwater_pipelines")
-    assert staged(url, "orders", 30, flush=True) == [(30, 1)]
-    assert not [n for n in relations(url) if "orders.2" in n]
+    assert run_join_window_epoch(database_url, "orders", 30, flush=True) == [(30, 1)]
+    assert not [n for n in list_relations(database_url) if "orders.2" in n]
 
 
-def test_rebuild_moves_every_table_that_has_a_former_name(url: str) -> None:
-    staged(url, "orders", 20, 21)
-    as_before(url, "orders", 2)
-    store = PostgresStore(url, "public", "orders")
+def test_rebuild_moves_every_table_that_has_a_former_name(database_url: str) -> None:
+    run_join_window_epoch(database_url, "orders", 20, 21)
+    restore_earlier_layout(database_url, "orders", 2)
+    store = PostgresStore(database_url, "public", "orders")
     aside = str(store.start_over()).split('"')[1]
     store.close()
-    assert {n for n in relations(url, "rv") if ".before-" not in n} == set()
-    assert staged(url, aside, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+    assert {n for n in list_relations(database_url, "rv") if ".before-" not in n} == set()
+    assert run_join_window_epoch(database_url, aside, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_tables_of_an_earlier_version_are_renamed_to_current_names(url: str, number: int) -> None:
-    with psycopg.connect(url) as db:
+def test_tables_of_an_earlier_version_are_renamed_to_current_names(database_url: str, number: int) -> None:
+    with psycopg.connect(database_url) as db:
         db.execute((HERE / f"format-{number}" / "postgres.sql").read_text())  # type: ignore[arg-type]
     kind = KINDS["chained"]
-    store = lambda: PostgresStore(url, "chained", write_states.NAME)  # noqa: E731
-    assert wrong(store()) == []
-    write_states.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
-    with psycopg.connect(url) as db:
+    store = lambda: PostgresStore(database_url, "chained", write_state_fixtures.NAME)  # noqa: E731
+    assert list_state_problems(store()) == []
+    write_state_fixtures.run_script_part(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
+    with psycopg.connect(database_url) as db:
         rows = db.execute(
             "SELECT relname::text FROM pg_class WHERE relnamespace = 'chained'::regnamespace AND relkind IN ('r', 'v', 'i')"
             " AND relname ~ 'law' ORDER BY 1"
@@ -272,7 +274,7 @@ def test_tables_of_an_earlier_version_are_renamed_to_current_names(url: str, num
         *(f"slackwater_state_law{s}#{i}" for s in ("", "#2") for i in ("pkey", "due")),
         "slackwater_staged_law#2#token",
     }
-    assert wrong(store()) == []
+    assert list_state_problems(store()) == []
 
 
 HOSTILE = (
@@ -285,12 +287,12 @@ HOSTILE = (
 @pytest.mark.parametrize(
     "where", select_cases(["join key", "two keys", "schema", "key", "value", "aggregation", "source"])
 )
-def test_hostile_column_schema_and_source_names_give_correct_results(url: str, where: str) -> None:
+def test_hostile_column_schema_and_source_names_give_correct_results(database_url: str, where: str) -> None:
     """Compare with a run on the files store, with reopened sessions, a read of every row and a fork."""
-    with psycopg.connect(url) as db:
+    with psycopg.connect(database_url) as db:
         db.execute("CREATE TABLE precious (x int)")
     script = [
-        RowsInput({s: [{"ts": t, "k": "u", "v": t} for t in ts] for s in ("a", "b")})
+        MicroBatch({s: [{"ts": t, "k": "u", "v": t} for t in ts] for s in ("a", "b")})
         for ts in ([0, 25_000], [12_000, 2_000_000], [5_000, 20_000])
     ]
     for number, odd in enumerate(HOSTILE):
@@ -313,43 +315,43 @@ def test_hostile_column_schema_and_source_names_give_correct_results(url: str, w
             )  # fmt: skip
         schema = {**dict.fromkeys(key, "string"), **({} if where == "join key" else {source: "bigint"})}
         items = [
-            RowsInput({s: [{"ts": r["ts"], **dict.fromkeys(key, "u"), **({source: r["ts"]} if where != "join key" else {})} for r in item.rows["a"]] for s in sources})
+            MicroBatch({s: [{"ts": r["ts"], **dict.fromkeys(key, "u"), **({source: r["ts"]} if where != "join key" else {})} for r in item.rows["a"]] for s in sources})
             for item in script
         ]  # fmt: skip
         space = f"s{number}{odd}" if where == "schema" else "public"
-        make_store = lambda space=space, number=number: PostgresStore(url, space, f"p{number}")  # noqa: E731
+        make_store = lambda space=space, number=number: PostgresStore(database_url, space, f"p{number}")  # noqa: E731
         assert (
-            run_local(step, items, schema, sources, store=make_store, upserts=where != "join key").rows
-            == run_local(step, items, schema, sources, upserts=where != "join key").rows
+            run_local_script(step, items, schema, sources, store=make_store, upserts=where != "join key").rows
+            == run_local_script(step, items, schema, sources, upserts=where != "join key").rows
         ), odd
-        assert wrong(make_store()) == [], odd
+        assert list_state_problems(make_store()) == [], odd
         assert fork_store(make_store(), f"p{number}-2") is not None, odd
-    with psycopg.connect(url) as db:
+    with psycopg.connect(database_url) as db:
         assert db.execute("SELECT count(*) FROM precious").fetchone() == (0,)
 
 
-def test_names_that_postgres_cannot_store_are_rejected_in_one_line(url: str) -> None:
+def test_names_that_postgres_cannot_store_are_rejected_with_a_one_line_error(database_url: str) -> None:
     for odd in ("x" * 64, "€" * 22, "a\0b"):
         window = WINDOW.model_copy(update={"group_by": (odd,)})
         with pytest.raises(SlackwaterError, match="Postgres") as refused:
-            run_local(
+            run_local_script(
                 window,
-                [RowsInput({"a": [{"ts": 0, odd: "u"}]})],
+                [MicroBatch({"a": [{"ts": 0, odd: "u"}]})],
                 {odd: "string"},
-                store=lambda: PostgresStore(url, "public", "p"),
+                store=lambda: PostgresStore(database_url, "public", "p"),
             )
         assert "\n" not in str(refused.value)
 
 
-def test_key_that_equals_an_aggregation_state_column_is_rejected(url: str) -> None:
+def test_key_that_equals_an_aggregation_state_column_is_rejected(database_url: str) -> None:
     window = WINDOW.model_copy(update={"group_by": ("n.n",)})
     with pytest.raises(
         SlackwaterError, match=r'group_by: "n\.n" is also a state column of aggregation "n"; rename one'
     ):
-        run_local(window, [], {"n.n": "string"})
+        run_local_script(window, [], {"n.n": "string"})
 
 
-def test_percent_sign_in_quotes_is_not_a_placeholder() -> None:
+def test_percent_signs_in_quotes_are_escaped_in_queries() -> None:
     query = """SELECT "a%", "b""%s" FROM "%(x)s" WHERE c = %s AND d = 'x%%''"%' AND "e" = %s"""
     expected = """SELECT "a%%", "b""%%s" FROM "%%(x)s" WHERE c = %s AND d = 'x%%%%''"%%' AND "e" = %s"""
     assert escape_percents(query) == expected

@@ -100,7 +100,7 @@ store.close()
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
+def postgres_server() -> Iterator[Any]:
     """Yield a separate server, because a killed backend makes the server end all other backends."""
     from slackwater.testing.services import Postgres
 
@@ -109,8 +109,8 @@ def server() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("how", select_cases(["SIGTERM", "SIGKILL", "SIGQUIT"]))
-def test_server_outage_is_one_line_error_without_libpq_output(server: Any, how: str) -> None:
-    url = server.database(f"gone_{how.lower()}")
+def test_server_outage_fails_with_a_one_line_error_without_libpq_output(postgres_server: Any, how: str) -> None:
+    url = postgres_server.database(f"gone_{how.lower()}")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, url, how], capture_output=True, text=True, timeout=300, check=False
     )
@@ -123,8 +123,8 @@ def test_server_outage_is_one_line_error_without_libpq_output(server: Any, how: 
     ]
 
 
-def test_error_of_terminated_connection_names_server(server: Any) -> None:
-    url = server.database("ended")
+def test_error_of_terminated_connection_names_server(postgres_server: Any) -> None:
+    url = postgres_server.database("ended")
     with psycopg.connect(url, autocommit=True) as other, psycopg.connect(url) as connection:
         other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
         with pytest.raises(EpochError) as raised, ErrorBoundary("clicks"), connection.cursor() as cursor:

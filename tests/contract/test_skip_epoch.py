@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.states import driver_of, target_of
+from tests.support.single_stage_components import build_single_stage_driver, build_single_stage_target
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -30,11 +30,11 @@ S = 1_000_000
 
 
 @pytest.fixture
-def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+def database_url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     yield postgres.database(f"aside_{abs(hash(request.node.name)):x}")
 
 
-def config(home: Path, url: str, state: str, letters: bool = True) -> Path:
+def write_config(home: Path, url: str, state: str, letters: bool = True) -> Path:
     """Write the config of a pipeline into a table, with its state in files or in the database of the table."""
     state_store = (
         f'kind = "files"\npath = "{home}/state"'
@@ -77,7 +77,7 @@ table = "public.out"
     return file
 
 
-class Started:
+class RunningPipeline:
     """A pipeline on the in-process engine. All other parts are built from the config as the command line does."""
 
     def __init__(self, file: Path) -> None:
@@ -87,11 +87,11 @@ class Started:
         latest = self.store.open()
         state = latest.state_id if latest else "s1"
         self.target, self.letters = (
-            target_of(self.pipeline, logic, state),
+            build_single_stage_target(self.pipeline, logic, state),
             create_dead_letter_writer(self.pipeline, state),
         )
         self.target.open()
-        self.driver = driver_of(
+        self.driver = build_single_stage_driver(
             self.pipeline,
             logic,
             self.store,
@@ -106,7 +106,7 @@ class Started:
             self.stop()
             raise
 
-    def epoch(self, *rows: tuple[int, str]) -> None:
+    def run_epoch(self, *rows: tuple[int, str]) -> None:
         frame = pl.DataFrame(rows, schema={"ts": pl.Int64, "k": pl.String}, orient="row")
         self.driver.run_batch(Batch(None, {}, {"a": frame}), 0)
 
@@ -115,122 +115,130 @@ class Started:
         self.target.close()
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+def run_outbox_command(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
     monkeypatch.setattr(sys, "argv", ["slackwater", "outbox", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
 
 
-def table(url: str) -> list[tuple[str, int]]:
+def read_table_rows(url: str) -> list[tuple[str, int]]:
     with psycopg.connect(url) as db:
         return db.execute("SELECT k, n FROM out ORDER BY window_start, k").fetchall()
 
 
 @pytest.fixture(params=["files", "postgres"])
-def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
+def blocked_pipeline_config(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> Path:
     """Return a pipeline whose table always rejects epoch 1: one of its rows violates a check constraint."""
-    file = config(tmp_path, url, request.param)
-    run = Started(file)
-    run.epoch((0, "first"), (1 * S, "fine"), (1 * S, "wrong"))
-    with psycopg.connect(url) as db:
+    file = write_config(tmp_path, database_url, request.param)
+    run = RunningPipeline(file)
+    run.run_epoch((0, "first"), (1 * S, "fine"), (1 * S, "wrong"))
+    with psycopg.connect(database_url) as db:
         db.execute("ALTER TABLE out ADD CHECK (k <> 'wrong')")
     with pytest.raises(
         PublishError,
         match=r"did not accept epoch 1 \(.*check constraint.*\); the epoch is committed and will be published at the next start; if this cannot be fixed, run: slackwater outbox show$",
     ):
-        run.epoch((3 * S, "next"), (60 * S, "later"))
+        run.run_epoch((3 * S, "next"), (60 * S, "later"))
     assert run.driver.state.epoch == 1
     run.stop()
     return file
 
 
 def test_skipped_epoch_becomes_dead_letters_without_loss_or_duplicates(
-    stuck: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    blocked_pipeline_config: Path,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(PublishError, match="did not accept epoch 1"):
-        Started(stuck)
-    before = table(url)
-    assert ask(monkeypatch, "show", stuck) == 0
+        RunningPipeline(blocked_pipeline_config)
+    before = read_table_rows(database_url)
+    assert run_outbox_command(monkeypatch, "show", blocked_pipeline_config) == 0
     shown = capsys.readouterr().out
     assert "p: epoch 1 was committed at" in shown
     assert '"k":"wrong"' in shown
-    assert f"slackwater outbox skip {stuck} 1" in shown
-    assert ask(monkeypatch, "skip", stuck, 7) != 0
+    assert f"slackwater outbox skip {blocked_pipeline_config} 1" in shown
+    assert run_outbox_command(monkeypatch, "skip", blocked_pipeline_config, 7) != 0
     assert "epoch 7 is not waiting to be published, but epoch 1 is" in capsys.readouterr().err
-    assert ask(monkeypatch, "skip", stuck, 1) == 0
+    assert run_outbox_command(monkeypatch, "skip", blocked_pipeline_config, 1) == 0
     assert "epoch 1 was skipped. Its rows are now in the dead letters" in capsys.readouterr().out
-    letters = dead_letter_reader.read_newest(toml.load(stuck), DeadLetterFilter())
+    letters = dead_letter_reader.read_newest(toml.load(blocked_pipeline_config), DeadLetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert set(letters["epoch"]) == {1}
     names = [bytes(v).decode() for v in letters["value"]]
     assert any("wrong" in n for n in names)
-    assert ask(monkeypatch, "show", stuck) == 0
+    assert run_outbox_command(monkeypatch, "show", blocked_pipeline_config) == 0
     assert "no epoch is pending" in capsys.readouterr().out
     # a second skip changes nothing
-    assert ask(monkeypatch, "skip", stuck, 1) != 0
+    assert run_outbox_command(monkeypatch, "skip", blocked_pipeline_config, 1) != 0
     assert "no epoch is waiting to be published" in capsys.readouterr().err
-    run = Started(stuck)
-    run.epoch((120 * S, "z"))
+    run = RunningPipeline(blocked_pipeline_config)
+    run.run_epoch((120 * S, "z"))
     run.driver.flush()
     run.stop()
-    after = table(url)
+    after = read_table_rows(database_url)
     assert after[: len(before)] == before
     every = [*(k for k, _ in after), *(n for n in names)]
     for name in ("first", "fine", "wrong", "next", "later", "z"):
         assert any(name in e for e in every), name
-    assert len(dead_letter_reader.read_newest(toml.load(stuck), DeadLetterFilter())) == letters.height
+    assert len(dead_letter_reader.read_newest(toml.load(blocked_pipeline_config), DeadLetterFilter())) == letters.height
 
 
 def test_skip_without_dead_letters_writes_the_epoch_to_a_directory(
-    stuck: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    blocked_pipeline_config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = stuck.read_text().split("[dead_letter]")[0]
-    stuck.write_text(text.replace('"dlq"', '"drop"'))
-    assert ask(monkeypatch, "skip", stuck, 1) != 0
+    text = blocked_pipeline_config.read_text().split("[dead_letter]")[0]
+    blocked_pipeline_config.write_text(text.replace('"dlq"', '"drop"'))
+    assert run_outbox_command(monkeypatch, "skip", blocked_pipeline_config, 1) != 0
     assert "the config has no [dead_letter]; add one, or name a directory: --to DIR" in capsys.readouterr().err
-    assert ask(monkeypatch, "skip", stuck, 1, "--to", tmp_path / "kept") == 0
+    assert run_outbox_command(monkeypatch, "skip", blocked_pipeline_config, 1, "--to", tmp_path / "kept") == 0
     rows = pl.read_parquet(tmp_path / "kept" / "p-000000001-rows.parquet")
     assert "wrong" in rows["k"].to_list()
-    Started(stuck).stop()
+    RunningPipeline(blocked_pipeline_config).stop()
 
 
 def test_skip_is_refused_while_the_pipeline_is_running(
-    stuck: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    blocked_pipeline_config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = create_store(toml.load(stuck))
+    store = create_store(toml.load(blocked_pipeline_config))
     store.open()
     try:
-        assert ask(monkeypatch, "show", stuck) == 0  # `show` takes no lock
-        assert ask(monkeypatch, "skip", stuck, 1) != 0
+        assert run_outbox_command(monkeypatch, "show", blocked_pipeline_config) == 0  # `show` takes no lock
+        assert run_outbox_command(monkeypatch, "skip", blocked_pipeline_config, 1) != 0
         assert "already running" in capsys.readouterr().err
     finally:
         store.close()
 
 
-def test_skip_after_a_crash_does_not_duplicate_dead_letters(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skip_after_a_crash_does_not_duplicate_dead_letters(
+    blocked_pipeline_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from slackwater.runner import pending_output
 
-    pipeline = toml.load(stuck)
+    pipeline = toml.load(blocked_pipeline_config)
     with pending_output.lock_pending_epoch(pipeline, 1) as (store, commit):
         pending = pending_output._read_pending(store, commit, commit.missing(store.delivered_targets()))
         pending_output._write_letters(pipeline, commit, pending, None)
-    assert ask(monkeypatch, "skip", stuck, 1) == 0
+    assert run_outbox_command(monkeypatch, "skip", blocked_pipeline_config, 1) == 0
     assert dead_letter_reader.read_newest(pipeline, DeadLetterFilter()).height == pending.total > 0
 
 
-def test_restart_publishes_the_epoch_once_the_table_accepts_it(stuck: Path, url: str) -> None:
-    with psycopg.connect(url) as db:
+def test_restart_publishes_the_epoch_once_the_table_accepts_it(
+    blocked_pipeline_config: Path, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as db:
         db.execute("ALTER TABLE out DROP CONSTRAINT out_k_check")
-    run = Started(stuck)
+    run = RunningPipeline(blocked_pipeline_config)
     run.driver.flush()
     run.stop()
-    assert [k for k, _ in table(url)] == ["first", "fine", "wrong", "next", "later"]
+    assert [k for k, _ in read_table_rows(database_url)] == ["first", "fine", "wrong", "next", "later"]
 
 
 def test_outbox_show_without_a_state_is_reported(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = config(tmp_path, url, "files")
-    assert ask(monkeypatch, "show", file) != 0
+    file = write_config(tmp_path, database_url, "files")
+    assert run_outbox_command(monkeypatch, "show", file) != 0
     assert "there is no state yet" in capsys.readouterr().err

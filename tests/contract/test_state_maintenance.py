@@ -13,11 +13,11 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.laws.fuzzers import state_corruption
-from tests.laws.generators import seeds
+from tests.laws.fuzzers import fuzz_state_files
+from tests.laws.generators import seed_runner
 from tests.support.case_selection import select_cases
-from tests.support.script import LocalResult, run_local
-from tests.support.states import with_stage
+from tests.support.local_pipeline_script import LocalResult, run_local_script
+from tests.support.single_stage_components import replace_stage_fields
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
@@ -36,47 +36,47 @@ NAME, CUT = "law", 12
 
 
 @dataclass
-class Place:
+class StateLocation:
     """The location of the state of one pipeline."""
 
     where: str
     make: Callable[[], Any]
 
-    def run(self, case: str, begin: int, end: int, flush: bool = False) -> LocalResult:
-        case_spec = state_corruption.CASES[case]
-        items = state_corruption.script(case)[begin:end]
-        return run_local(
+    def run_batches(self, case: str, begin: int, end: int, flush: bool = False) -> LocalResult:
+        case_spec = fuzz_state_files.CASES[case]
+        items = fuzz_state_files.draw_batches(case)[begin:end]
+        return run_local_script(
             case_spec.step,
             items,
-            state_corruption.SCHEMA,
+            fuzz_state_files.SCHEMA,
             case_spec.sources,
             flush=flush,
             downstream=case_spec.then,
             store=self.make,
         )
 
-    def say(self, *arguments: str, code: int = 0) -> str:
+    def run_state_command(self, *arguments: str, code: int = 0) -> str:
         done = CliRunner().invoke(app, ["state", *arguments])
         assert done.exit_code == code, (done.output, done.exception)
         return done.output
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    seeds.hide_warnings()
+def silence_warnings() -> None:
+    seed_runner.hide_warnings()
 
 
 @pytest.fixture(params=select_cases(["files", "postgres", "objects"], keep=2))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def state_location(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
     if request.param == "files":
-        return Place(str(tmp_path / "state"), lambda: FilesStore(tmp_path / "state", NAME))
+        return StateLocation(str(tmp_path / "state"), lambda: FilesStore(tmp_path / "state", NAME))
     if request.param == "objects":
         bucket = request.getfixturevalue("bucket")
-        return Place(bucket, lambda: FilesStore(bucket, NAME))
-    return tables(request)
+        return StateLocation(bucket, lambda: FilesStore(bucket, NAME))
+    return create_postgres_location(request)
 
 
-def tables(request: pytest.FixtureRequest) -> Place:
+def create_postgres_location(request: pytest.FixtureRequest) -> StateLocation:
     url = request.getfixturevalue("postgres").database(f"upkeep_{abs(hash(request.node.name)):x}")
 
     def make() -> PostgresStore:
@@ -84,44 +84,44 @@ def tables(request: pytest.FixtureRequest) -> Place:
         request.addfinalizer(store.close)
         return store
 
-    return Place(url, make)
+    return StateLocation(url, make)
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Place:
-    return Place(str(tmp_path), lambda: FilesStore(tmp_path, NAME))
+def files_location(tmp_path: Path) -> StateLocation:
+    return StateLocation(str(tmp_path), lambda: FilesStore(tmp_path, NAME))
 
 
 @pytest.fixture
-def database(request: pytest.FixtureRequest) -> Place:
-    return tables(request)
+def postgres_location(request: pytest.FixtureRequest) -> StateLocation:
+    return create_postgres_location(request)
 
 
 # -- verify ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", select_cases(["sessions", "hopping", "updates", "stages"]))
-def test_verify_reports_an_intact_state_as_sound(case: str, place: Place) -> None:
-    place.run(case, 0, CUT)
-    text = place.say("verify", place.where)
+def test_verify_reports_an_intact_state_as_sound(case: str, state_location: StateLocation) -> None:
+    state_location.run_batches(case, 0, CUT)
+    text = state_location.run_state_command("verify", state_location.where)
     assert re.match(r"law: sound \(epochs? .*\d+ (files|tables), \d+ rows, .* KiB, \d+\.\d s\)", text), text
-    report = json.loads(place.say("verify", place.where, "--json"))
+    report = json.loads(state_location.run_state_command("verify", state_location.where, "--json"))
     assert (report["problems"], report["unread"], report["sound"]) == ([], 0, CUT - 1)
     assert report["rows"] > 3
 
 
-def test_verify_and_sizes_take_no_lock_while_a_runner_is_active(place: Place) -> None:
-    place.run("sessions", 0, CUT)
-    runner = place.make()
+def test_verify_and_sizes_take_no_lock_while_a_runner_is_active(state_location: StateLocation) -> None:
+    state_location.run_batches("sessions", 0, CUT)
+    runner = state_location.make()
     runner.open()
-    assert verify_state(place.make()).problems == []
-    assert measure_state_sizes(place.make()).epoch == CUT - 1
+    assert verify_state(state_location.make()).problems == []
+    assert measure_state_sizes(state_location.make()).epoch == CUT - 1
     runner.close()
 
 
-def test_verify_ignores_files_removed_by_a_concurrent_runner(directory: Place, tmp_path: Path) -> None:
+def test_verify_ignores_files_removed_by_a_concurrent_runner(files_location: StateLocation, tmp_path: Path) -> None:
     """Remove old commits and their files between the listing of the commits and the check of the files."""
-    directory.run("sessions", 0, CUT)
+    files_location.run_batches("sessions", 0, CUT)
 
     class Slow(FilesStore):
         def manifest(self, epoch: int) -> Commit:
@@ -138,8 +138,8 @@ def test_verify_ignores_files_removed_by_a_concurrent_runner(directory: Place, t
     assert report.epochs == tuple(range(CUT - 8, CUT))
 
 
-def test_verify_problems_name_the_file_and_the_remedy(directory: Place, tmp_path: Path) -> None:
-    directory.run("sessions", 0, CUT)
+def test_verify_problems_name_the_file_and_the_remedy(files_location: StateLocation, tmp_path: Path) -> None:
+    files_location.run_batches("sessions", 0, CUT)
     store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
     files_by_epoch = {e: {m.file for m in store.manifest(e).metas} for e in store.epochs()}
     latest = files_by_epoch.pop(CUT - 1)
@@ -148,7 +148,7 @@ def test_verify_problems_name_the_file_and_the_remedy(directory: Place, tmp_path
     (home / new).unlink()
     (home / old).write_bytes(b"")
     (home / "manifests" / "copy of 3.json").write_text("{}")
-    text = directory.say("verify", directory.where, code=1)
+    text = files_location.run_state_command("verify", files_location.where, code=1)
     assert re.search(
         rf"{home / new}: is missing; restore it from a copy of the state directory, or start from epoch \d+, the last sound "
         r"commit: slackwater state fork WHERE NEW --at \d+\n",
@@ -162,7 +162,7 @@ def test_verify_problems_name_the_file_and_the_remedy(directory: Place, tmp_path
     assert re.match(r"law: 3 problems, epoch \d+ is the last sound commit \(epochs 0 to 11, ", last), last
 
 
-def resealed(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+def rewrite_manifest(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Rewrite a manifest with a valid checksum."""
     data = json.loads(path.read_text().splitlines()[0])
     edit(data)
@@ -170,9 +170,11 @@ def resealed(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
 
 
-def test_verify_detects_wrong_rows_and_counts_with_valid_checksums(directory: Place, tmp_path: Path) -> None:
+def test_verify_detects_wrong_rows_and_counts_with_valid_checksums(
+    files_location: StateLocation, tmp_path: Path
+) -> None:
     """Write valid checksums, as a bug would, but wrong key hashes, a wrong key count and a wrong close time."""
-    directory.run("sessions", 0, CUT)
+    files_location.run_batches("sessions", 0, CUT)
     store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
     latest = store.manifest(CUT - 1)
     meta = latest.stages[0].segments[0][-1]
@@ -187,7 +189,7 @@ def test_verify_detects_wrong_rows_and_counts_with_valid_checksums(directory: Pl
 
     for epoch in store.epochs()[:-1]:
         (home / "manifests" / f"{epoch:09d}.json").unlink()
-    resealed(home / "manifests" / f"{CUT - 1:09d}.json", edit)
+    rewrite_manifest(home / "manifests" / f"{CUT - 1:09d}.json", edit)
     problems = [*map(str, verify_state(store).problems)]
     for pattern in (
         rf"{meta.file}: holds \d+ rows? whose hash does not match their key, first row 0; restore it from .*no kept commit is",
@@ -212,9 +214,9 @@ def test_verify_detects_wrong_rows_and_counts_with_valid_checksums(directory: Pl
         keep=3,
     ),
 )
-def test_invalid_session_rows_are_reported(change: pl.Expr, message: str, directory: Place) -> None:
-    directory.run("sessions", 0, CUT)
-    with directory.make().peek() as snapshot:
+def test_invalid_session_rows_are_reported(change: pl.Expr, message: str, files_location: StateLocation) -> None:
+    files_location.run_batches("sessions", 0, CUT)
+    with files_location.make().peek() as snapshot:
         logic = restore_operator(snapshot.commit)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
     assert list(verify_rows.check_segment_rows(logic, "", frame, 0, 2)) == []
@@ -232,8 +234,8 @@ def test_invalid_pane_and_join_rows_are_reported(tmp_path: Path) -> None:
         ("hopping", {"__due": 1}, "whose due time does not match their pane"),
         ("join", {"__kh": 2}, "whose hash does not match their key"),
     ):
-        home = Place(str(tmp_path / case), lambda home=tmp_path / case: FilesStore(home, NAME))  # type: ignore[misc]
-        home.run(case, 0, CUT)
+        home = StateLocation(str(tmp_path / case), lambda home=tmp_path / case: FilesStore(home, NAME))  # type: ignore[misc]
+        home.run_batches(case, 0, CUT)
         latest = home.make().manifest(CUT - 1)
         step, meta = restore_operator(latest), latest.stages[0].segments[0][0]
         frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
@@ -243,11 +245,11 @@ def test_invalid_pane_and_join_rows_are_reported(tmp_path: Path) -> None:
     assert list(verify_rows.check_segment_rows(step, "middle", frame, 0, 2)) == ["rows of an unknown kind: 'middle'"]
 
 
-def test_restore_rejects_a_state_that_does_not_describe_the_join(directory: Place) -> None:
-    directory.run("join", 0, 3)
-    latest = directory.make().manifest(2)
+def test_restore_rejects_a_state_that_does_not_describe_the_join(files_location: StateLocation) -> None:
+    files_location.run_batches("join", 0, 3)
+    latest = files_location.make().manifest(2)
     with pytest.raises(StateError, match="the state in epoch 2 does not fully describe its join; restore"):
-        restore_operator(with_stage(latest, fingerprint={"kind": "join"}))
+        restore_operator(replace_stage_fields(latest, fingerprint={"kind": "join"}))
 
 
 @pytest.mark.parametrize(
@@ -271,44 +273,49 @@ def test_restore_rejects_a_state_that_does_not_describe_the_join(directory: Plac
          r"source 'x', partition '0': found offset 5, but the record has None"),
     ], keep=4),
 )  # fmt: skip
-def test_verify_reports_damaged_postgres_tables(damage: str, message: str, database: Place) -> None:
-    database.run("sessions", 0, CUT)
-    with psycopg.connect(database.where) as db:
+def test_verify_reports_damaged_postgres_tables(damage: str, message: str, postgres_location: StateLocation) -> None:
+    postgres_location.run_batches("sessions", 0, CUT)
+    with psycopg.connect(postgres_location.where) as db:
         db.execute(damage)
-    text = database.say("verify", database.where, code=1)
+    text = postgres_location.run_state_command("verify", postgres_location.where, code=1)
     assert re.search(message, text), text
     assert "no commit is sound" in text.splitlines()[-1]
 
 
-def test_verify_checks_unpublished_outputs_in_postgres(database: Place) -> None:
-    database.run("sessions", 0, CUT)
-    with psycopg.connect(database.where) as db:
+def test_verify_checks_unpublished_outputs_in_postgres(postgres_location: StateLocation) -> None:
+    postgres_location.run_batches("sessions", 0, CUT)
+    with psycopg.connect(postgres_location.where) as db:
         commit = Commit.model_validate(db.execute("SELECT record FROM slackwater_pipelines").fetchone()[0])
         db.execute("UPDATE slackwater_pipelines SET published_epoch = -1")
     assert commit.output
-    assert "is missing; epoch 11 is not published yet" in database.say("verify", database.where, code=1)
-    with psycopg.connect(database.where) as db:
+    assert "is missing; epoch 11 is not published yet" in postgres_location.run_state_command(
+        "verify", postgres_location.where, code=1
+    )
+    with psycopg.connect(postgres_location.where) as db:
         for meta in commit.output:
             db.execute("INSERT INTO slackwater_outputs VALUES (%s, 'law', 11, 'x')", (meta.file,))
-    assert re.search(r"cannot be read \(ArrowInvalid\)", database.say("verify", database.where, code=1))
+    assert re.search(
+        r"cannot be read \(ArrowInvalid\)",
+        postgres_location.run_state_command("verify", postgres_location.where, code=1),
+    )
 
 
 @pytest.mark.parametrize("look", [verify_state, measure_state_sizes])
-def test_unexpected_postgres_columns_are_reported_in_one_line(look: Any, database: Place) -> None:
-    database.run("sessions", 0, 3)
-    with psycopg.connect(database.where) as db:
+def test_unexpected_postgres_columns_are_reported_as_state_errors(look: Any, postgres_location: StateLocation) -> None:
+    postgres_location.run_batches("sessions", 0, 3)
+    with psycopg.connect(postgres_location.where) as db:
         db.execute("ALTER TABLE slackwater_outputs RENAME token TO other")
         db.execute("ALTER TABLE slackwater_outputs RENAME data TO others")
         db.execute("UPDATE slackwater_pipelines SET published_epoch = -1")
     with pytest.raises(StateError, match=r'state store in schema "public" of .*: column "\w+" does not exist'):
-        look(database.make())
+        look(postgres_location.make())
 
 
 # -- states that the files store rejects -------------------------------------------------------------------------------
 
 
-def test_files_store_rejects_an_inconsistent_directory(directory: Place, tmp_path: Path) -> None:
-    directory.run("sessions", 0, CUT)
+def test_files_store_rejects_an_inconsistent_directory(files_location: StateLocation, tmp_path: Path) -> None:
+    files_location.run_batches("sessions", 0, CUT)
     sound, home = tmp_path / "sound", tmp_path / NAME
     shutil.copytree(home, sound)
     manifests = home / "manifests"
@@ -316,7 +323,7 @@ def test_files_store_rejects_an_inconsistent_directory(directory: Place, tmp_pat
 
     def refused(message: str) -> None:
         with pytest.raises(StateError, match=message):
-            directory.make().open()
+            files_location.make().open()
         shutil.rmtree(home)
         shutil.copytree(sound, home)
 
@@ -324,9 +331,9 @@ def test_files_store_rejects_an_inconsistent_directory(directory: Place, tmp_pat
     refused(
         r'000000011.json was overwritten with another manifest: found epoch 9 of "law", expected epoch 11 of "law"; '
     )
-    resealed(latest, lambda data: data.update(pipeline="other"))
+    rewrite_manifest(latest, lambda data: data.update(pipeline="other"))
     refused(r'found epoch 11 of "other", expected epoch 11 of "law"')
-    resealed(latest, lambda data: data.update(state_id="x"))
+    rewrite_manifest(latest, lambda data: data.update(state_id="x"))
     refused(
         r"000000011.json belongs to another state: found state_id 'x', expected '\w+' as in the earlier commits; restore it"
     )
@@ -341,17 +348,17 @@ def test_files_store_rejects_an_inconsistent_directory(directory: Place, tmp_pat
     (home / "published").mkdir()
     refused(r"published cannot be read \(Is a directory\); check its permissions")
     (home / "published").write_text("11")  # in the format of earlier versions
-    store = directory.make()
+    store = files_location.make()
     assert store.open() is not None
     assert store.published_epoch() == 11
     store.close()
 
 
-def test_verify_reports_missing_manifests(directory: Place, tmp_path: Path) -> None:
-    directory.run("sessions", 0, CUT)
+def test_verify_reports_missing_manifests(files_location: StateLocation, tmp_path: Path) -> None:
+    files_location.run_batches("sessions", 0, CUT)
     for path in (tmp_path / NAME / "manifests").iterdir():
         path.unlink()
-    text = directory.say("verify", directory.where, code=1)
+    text = files_location.run_state_command("verify", files_location.where, code=1)
     assert "manifests contains no manifest, but" in text
     assert "no commit is sound (no commit, 0 files" in text
 
@@ -360,56 +367,61 @@ def test_verify_reports_missing_manifests(directory: Place, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("case", select_cases(["sessions", "stages"]))
-def test_sizes_of_shards_and_garbage_add_up_to_the_disk_usage(case: str, place: Place) -> None:
-    place.run(case, 0, CUT)
-    sizes = measure_state_sizes(place.make(), 3)
-    with place.make().peek() as snapshot:
+def test_sizes_of_shards_and_garbage_add_up_to_the_disk_usage(case: str, state_location: StateLocation) -> None:
+    state_location.run_batches(case, 0, CUT)
+    sizes = measure_state_sizes(state_location.make(), 3)
+    with state_location.make().peek() as snapshot:
         latest = snapshot.commit
     assert {(s.stage, s.shard) for s in sizes.shards} == {(n, s) for n in range(len(latest.stages)) for s in (0, 1)}
     assert sizes.epoch == CUT - 1
-    text = place.say("sizes", place.where, "--hot-keys", "3")
+    text = state_location.run_state_command("sizes", state_location.where, "--hot-keys", "3")
     assert text.startswith(f"law, epoch {CUT - 1}: ")
     if sizes.tables:
         assert {t.table.split(".")[1] for t in sizes.tables} >= {'"slackwater_state_law"', '"slackwater_outputs"'}
         assert all(t.bytes >= 0 for t in sizes.tables)
         assert "dead rows" in text
         return
-    weights = place.make().storage.sizes("segments")
-    on_disk, named_files = sum(weights.values()), named(place)
+    weights = state_location.make().storage.sizes("segments")
+    on_disk, named_files = sum(weights.values()), list_referenced_files(state_location)
     garbage = sum(weight for name, weight in weights.items() if f"segments/{name}" not in named_files)
     assert sizes.state_bytes == latest.state_bytes == sum(s.bytes or 0 for s in sizes.shards)
     assert on_disk == sizes.state_bytes + sizes.only_kept[1] + garbage
     assert sizes.kept == list(range(CUT))
-    assert json.loads(place.say("sizes", place.where, "--json"))["garbage"] == list(sizes.garbage)
+    assert json.loads(state_location.run_state_command("sizes", state_location.where, "--json"))["garbage"] == list(
+        sizes.garbage
+    )
 
 
-def named(place: Place) -> set[str]:
+def list_referenced_files(place: StateLocation) -> set[str]:
     store = place.make()
     manifests = [store.manifest(e) for e in store.epochs()]
     return {m.file for commit in manifests for m in commit.metas}
 
 
-def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
-    place.run("sessions", 0, CUT)
-    with place.make().peek() as snapshot:
+def test_hot_keys_are_those_with_the_most_rows_and_events(state_location: StateLocation) -> None:
+    state_location.run_batches("sessions", 0, CUT)
+    with state_location.make().peek() as snapshot:
         logic = restore_operator(snapshot.commit)
         everything = pl.concat([snapshot.reader(s, logic).scan() for s in (0, 1)])
-        hottest = find_hot_keys(place.make(), snapshot, 2)
+        hottest = find_hot_keys(state_location.make(), snapshot, 2)
     counted = everything.group_by("u").agg(pl.len().alias("rows"), pl.col("n.n").filter(pl.col("__kind") != 2).sum())
     assert sorted(k.rows for k in hottest[:2]) == counted["rows"].sort(descending=True)[:2].sort().to_list()
     assert max(k.events or 0 for k in hottest) == counted["n.n"].max()
 
 
-def test_history_lists_the_row_counts_of_each_epoch(place: Place) -> None:
-    result = place.run("sessions", 0, CUT)
-    rows = [json.loads(line) for line in place.say("history", place.where, "--json").splitlines()]
-    text = place.say("history", place.where)
+def test_history_lists_the_row_counts_of_each_epoch(state_location: StateLocation) -> None:
+    result = state_location.run_batches("sessions", 0, CUT)
+    rows = [
+        json.loads(line)
+        for line in state_location.run_state_command("history", state_location.where, "--json").splitlines()
+    ]
+    text = state_location.run_state_command("history", state_location.where)
     if len(rows) == 1:
         assert rows[0]["epoch"] == CUT - 1
         assert rows[0]["rows_in"] is None
         assert "A database keeps only the latest commit" in text
         return
-    script = state_corruption.script("sessions")[:CUT]
+    script = fuzz_state_files.draw_batches("sessions")[:CUT]
     assert [r["rows_in"] for r in rows] == [len(item.rows["a"]) for item in script]
     assert sum(r["late"] for r in rows) == result.counters.rows_late > 0
     assert sum(r["emitted"] for r in rows) == result.counters.rows_emitted
@@ -418,10 +430,13 @@ def test_history_lists_the_row_counts_of_each_epoch(place: Place) -> None:
     assert len(text.splitlines()) == 1 + CUT
 
 
-def test_history_omits_damaged_commits(directory: Place, tmp_path: Path) -> None:
-    directory.run("sessions", 0, CUT)
+def test_history_omits_damaged_commits(files_location: StateLocation, tmp_path: Path) -> None:
+    files_location.run_batches("sessions", 0, CUT)
     (tmp_path / NAME / "manifests" / "000000004.json").write_text("{}")
-    rows = [json.loads(line) for line in directory.say("history", directory.where, "--json").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in files_location.run_state_command("history", files_location.where, "--json").splitlines()
+    ]
     assert [r["epoch"] for r in rows] == [e for e in range(CUT) if e != 4]
     assert [r["rows_in"] is None for r in rows] == [r["epoch"] == 5 for r in rows]
 
@@ -429,7 +444,7 @@ def test_history_omits_damaged_commits(directory: Place, tmp_path: Path) -> None
 # -- compact -----------------------------------------------------------------------------------------------------------
 
 
-def everything(*results: LocalResult) -> list[dict[str, Any]]:
+def collect_target_rows(*results: LocalResult) -> list[dict[str, Any]]:
     """Return all rows that a target received, without epoch numbers."""
     rows = [
         {**r, "is": kind} for result in results for kind in ("rows", "gone", "letters") for r in getattr(result, kind)
@@ -437,30 +452,32 @@ def everything(*results: LocalResult) -> list[dict[str, Any]]:
     return sorted(({k: v for k, v in r.items() if k not in ("_epoch", "epoch")} for r in rows), key=repr)
 
 
-@pytest.mark.parametrize("case", select_cases(state_corruption.CASES))
-def test_run_after_compact_gives_the_results_of_an_uncompacted_run(case: str, place: Place, tmp_path: Path) -> None:
-    whole = Place("", lambda: FilesStore(tmp_path / "other", NAME))
-    expected = everything(whole.run(case, 0, CUT), whole.run(case, CUT, 2 * CUT, flush=True))
-    first = place.run(case, 0, CUT)
-    before = verify_state(place.make())
-    done = json.loads(place.say("compact", place.where, "--json"))
-    after = verify_state(place.make())
+@pytest.mark.parametrize("case", select_cases(fuzz_state_files.CASES))
+def test_run_after_compact_gives_the_results_of_an_uncompacted_run(
+    case: str, state_location: StateLocation, tmp_path: Path
+) -> None:
+    whole = StateLocation("", lambda: FilesStore(tmp_path / "other", NAME))
+    expected = collect_target_rows(whole.run_batches(case, 0, CUT), whole.run_batches(case, CUT, 2 * CUT, flush=True))
+    first = state_location.run_batches(case, 0, CUT)
+    before = verify_state(state_location.make())
+    done = json.loads(state_location.run_state_command("compact", state_location.where, "--json"))
+    after = verify_state(state_location.make())
     assert (before.problems, after.problems) == ([], [])
     assert (done["before"]["epoch"], done["after"]["epoch"]) == (CUT - 1, CUT)
     assert sum(s["rows"] for s in done["after"]["shards"]) <= sum(s["rows"] for s in done["before"]["shards"])
-    if isinstance(place.make(), FilesStore):
+    if isinstance(state_location.make(), FilesStore):
         sides = 2 if case in ("join", "stages") else 1
         assert all(s["segments"] <= sides for s in done["after"]["shards"])
         assert sum(s["segments"] for s in done["before"]["shards"]) >= sum(
             s["segments"] for s in done["after"]["shards"]
         )
         assert done["after"]["state_bytes"] <= done["before"]["state_bytes"]
-    assert everything(first, place.run(case, CUT, 2 * CUT, flush=True)) == expected
+    assert collect_target_rows(first, state_location.run_batches(case, CUT, 2 * CUT, flush=True)) == expected
 
 
-def test_compact_prints_the_epochs_before_and_after(place: Place) -> None:
-    place.run("sessions", 0, CUT)
-    text = place.say("compact", place.where)
+def test_compact_prints_the_epochs_before_and_after(state_location: StateLocation) -> None:
+    state_location.run_batches("sessions", 0, CUT)
+    text = state_location.run_state_command("compact", state_location.where)
     assert [line.split()[:2] for line in text.splitlines()[:3]] == [
         ["epoch", "segments"],
         ["before", "11"],
@@ -468,43 +485,43 @@ def test_compact_prints_the_epochs_before_and_after(place: Place) -> None:
     ]
 
 
-def test_compact_fails_while_a_runner_has_the_lock(place: Place) -> None:
-    place.run("sessions", 0, 3)
-    runner = place.make()
+def test_compact_fails_while_a_runner_has_the_lock(state_location: StateLocation) -> None:
+    state_location.run_batches("sessions", 0, 3)
+    runner = state_location.make()
     runner.open()
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ .*; stop that process first"):
-        compact_state(place.make())
+        compact_state(state_location.make())
     runner.close()
 
 
-def test_compact_rejects_a_state_with_an_unpublished_epoch(directory: Place, tmp_path: Path) -> None:
-    directory.run("sessions", 0, CUT)
-    directory.make().mark_published(CUT - 2)
+def test_compact_rejects_a_state_with_an_unpublished_epoch(files_location: StateLocation, tmp_path: Path) -> None:
+    files_location.run_batches("sessions", 0, CUT)
+    files_location.make().mark_published(CUT - 2)
     with pytest.raises(
         StateError,
         match="law: epoch 11 is committed but not yet published, and must be published before another commit; start",
     ):
-        compact_state(directory.make())
-    assert directory.make().epochs()[-1] == CUT - 1
+        compact_state(files_location.make())
+    assert files_location.make().epochs()[-1] == CUT - 1
 
 
-def test_compact_rejects_a_state_with_an_unknown_emit_value(directory: Place, tmp_path: Path) -> None:
-    directory.run("sessions", 0, 3)
+def test_compact_rejects_a_state_with_an_unknown_emit_value(files_location: StateLocation, tmp_path: Path) -> None:
+    files_location.run_batches("sessions", 0, 3)
     path = tmp_path / NAME / "manifests" / "000000002.json"
-    resealed(path, lambda data: data["stages"][0].update(emission={"updates": True, "retain_us": 0}))
+    rewrite_manifest(path, lambda data: data["stages"][0].update(emission={"updates": True, "retain_us": 0}))
     with pytest.raises(StateError, match="epoch 2 was rewritten for another value of emit, which the state does not"):
-        compact_state(directory.make())
+        compact_state(files_location.make())
 
 
 @pytest.mark.parametrize("work", [compact_state, measure_state_sizes])
-def test_compact_and_sizes_fail_when_the_state_does_not_exist(work: Any, place: Place) -> None:
+def test_compact_and_sizes_fail_when_the_state_does_not_exist(work: Any, state_location: StateLocation) -> None:
     with pytest.raises(StartError, match="there is no state yet; start the pipeline to create it: slackwater run"):
-        work(place.make())
+        work(state_location.make())
 
 
-def test_failed_vacuum_is_reported_with_the_cause(database: Place) -> None:
-    database.run("sessions", 0, 3)
-    store = database.make()
+def test_failed_vacuum_is_reported_with_the_cause(postgres_location: StateLocation) -> None:
+    postgres_location.run_batches("sessions", 0, 3)
+    store = postgres_location.make()
     with pytest.raises(
         StateError, match=r'tables in schema "public" of .* could not be vacuumed \(relation .* does not exist'
     ):

@@ -19,7 +19,7 @@ import polars as pl
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
-from tests.support.topics import read_messages
+from tests.support.kafka_topics import read_messages
 
 import slackwater as sw
 from slackwater.connectors.kafka.message_encoding import KafkaMessageEncoder, avro_schema, json_objects
@@ -53,12 +53,12 @@ FIELDS = tuple(Field(t.split("(")[0], t) for t in WIDE)
 NARROW = (Field("key", "string"), Field("n", "bigint"))
 
 
-def wide() -> pl.DataFrame:
+def all_type_rows() -> pl.DataFrame:
     rows = [tuple(v for v, _ in WIDE.values()), (None,) * len(WIDE)]
     return pl.DataFrame(rows, schema={f.name: f.polars for f in FIELDS}, orient="row")
 
 
-def narrow(*numbers: int) -> pl.DataFrame:
+def number_rows(*numbers: int) -> pl.DataFrame:
     return pl.DataFrame({"key": [f"k{n}" for n in numbers], "n": numbers}, schema={f.name: f.polars for f in NARROW})
 
 
@@ -75,17 +75,17 @@ def kafka_target(kafka: Any, topic: str, delivery: str = "exactly_once", **more:
     return KafkaTarget({"bootstrap.servers": kafka.address}, topic, table, "json", delivery, **({"timeout": 10} | more))
 
 
-def opened(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) -> KafkaTarget:
+def open_target(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) -> KafkaTarget:
     target = kafka_target(kafka, topic, delivery, **more)
     target.open()
     return target
 
 
-def numbers(kafka: Any, topic: str) -> list[int]:
+def read_numbers(kafka: Any, topic: str) -> list[int]:
     return [json.loads(m.value())["n"] for m in read_messages(kafka.address, topic)]
 
 
-def dies(kafka: Any, topic: str, epoch: int, when: str) -> None:
+def run_killed_publisher(kafka: Any, topic: str, epoch: int, when: str) -> None:
     """Run a process that publishes rows 1 and 2 and is killed before or after the commit."""
     script = f"""
 import os, signal
@@ -110,7 +110,7 @@ target.publish({epoch}, pl.DataFrame({{"key": ["k1", "k2"], "n": [1, 2]}}))
 
 
 def test_every_type_is_encoded_as_json() -> None:
-    full, empty = json_objects(wide())
+    full, empty = json_objects(all_type_rows())
     assert json.loads(full) == {f.name: expected for f, (_, expected) in zip(FIELDS, WIDE.values(), strict=True)}
     assert json.loads(empty) == dict.fromkeys(f.name for f in FIELDS)
 
@@ -125,12 +125,12 @@ def test_json_encodes_special_floats_quoted_names_and_empty_frames() -> None:
 @pytest.mark.parametrize("schema_id", [None, 258])
 def test_every_type_is_encoded_as_avro(schema_id: int | None) -> None:
     table = TargetTable("p", FIELDS, ("int", "string"))
-    (key, full, _), (_, empty, _) = KafkaMessageEncoder(table, "avro", schema_id=schema_id).messages(wide())
+    (key, full, _), (_, empty, _) = KafkaMessageEncoder(table, "avro", schema_id=schema_id).messages(all_type_rows())
     assert json.loads(key or b"") == {"int": -(2**31), "string": WIDE["string"][1]}
     frame = b"" if schema_id is None else b"\0\0\0\1\2"
     assert full.startswith(frame)
     read = [fastavro.schemaless_reader(io.BytesIO(v[len(frame) :]), avro_schema(table), None) for v in (full, empty)]
-    assert read == wide().to_dicts()
+    assert read == all_type_rows().to_dicts()
 
 
 def test_avro_refuses_invalid_column_names() -> None:
@@ -140,82 +140,82 @@ def test_avro_refuses_invalid_column_names() -> None:
 
 def test_message_key_is_built_from_identity_or_key_columns() -> None:
     table = TargetTable("p", NARROW, ("key",))
-    assert [k for k, *_ in KafkaMessageEncoder(table).messages(narrow(1))] == [b'{"key":"k1"}']
-    assert [k for k, *_ in KafkaMessageEncoder(table, key_columns=["n", "key"]).messages(narrow(1))] == [
+    assert [k for k, *_ in KafkaMessageEncoder(table).messages(number_rows(1))] == [b'{"key":"k1"}']
+    assert [k for k, *_ in KafkaMessageEncoder(table, key_columns=["n", "key"]).messages(number_rows(1))] == [
         b'{"n":1,"key":"k1"}'
     ]
-    assert [k for k, *_ in KafkaMessageEncoder(TargetTable("p", NARROW, None)).messages(narrow(1))] == [None]
+    assert [k for k, *_ in KafkaMessageEncoder(TargetTable("p", NARROW, None)).messages(number_rows(1))] == [None]
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_an_epoch_is_published_once_and_an_older_one_ignored(kafka: Any, topic: str, delivery: str) -> None:
-    target = opened(kafka, topic, delivery)
-    target.publish(3, narrow(1, 2))
-    target.publish(3, narrow(1, 2))
-    target.publish(2, narrow(7))
-    target.publish(4, narrow(3))
-    target.publish(5, narrow())
+    target = open_target(kafka, topic, delivery)
+    target.publish(3, number_rows(1, 2))
+    target.publish(3, number_rows(1, 2))
+    target.publish(2, number_rows(7))
+    target.publish(4, number_rows(3))
+    target.publish(5, number_rows())
     target.close()
     assert target.guarantee == delivery.replace("_", " ")
     first, *_ = records = list(read_messages(kafka.address, topic))
     assert [json.loads(m.value())["n"] for m in records] == [1, 2, 3]
     assert (first.key(), first.value()) == (b'{"key":"k1"}', b'{"key":"k1","n":1}')
     assert first.headers() == [("slackwater-pipeline", topic.encode()), ("slackwater-epoch", b"3")]
-    again = opened(kafka, topic, delivery)
+    again = open_target(kafka, topic, delivery)
     assert again.last_epoch() == (5 if delivery == "exactly_once" else -1)
     again.close()
 
 
 def test_epoch_is_published_again_after_a_kill_before_the_commit(kafka: Any, topic: str) -> None:
-    dies(kafka, topic, 0, "before")
-    target = opened(kafka, topic)
+    run_killed_publisher(kafka, topic, 0, "before")
+    target = open_target(kafka, topic)
     assert target.last_epoch() == -1
-    target.publish(0, narrow(1, 2))
+    target.publish(0, number_rows(1, 2))
     target.close()
-    assert numbers(kafka, topic) == [1, 2]
+    assert read_numbers(kafka, topic) == [1, 2]
 
 
 def test_epoch_is_not_published_again_after_a_kill_after_the_commit(kafka: Any, topic: str) -> None:
-    dies(kafka, topic, 0, "after")
-    target = opened(kafka, topic)
+    run_killed_publisher(kafka, topic, 0, "after")
+    target = open_target(kafka, topic)
     assert target.last_epoch() == 0
-    target.publish(0, narrow(1, 2))
+    target.publish(0, number_rows(1, 2))
     target.close()
-    assert numbers(kafka, topic) == [1, 2]
+    assert read_numbers(kafka, topic) == [1, 2]
 
 
 def test_a_second_runner_fences_the_first(kafka: Any, topic: str) -> None:
-    first = opened(kafka, topic)
-    first.publish(0, narrow(1))
-    second = opened(kafka, topic)
+    first = open_target(kafka, topic)
+    first.publish(0, number_rows(1))
+    second = open_target(kafka, topic)
     for epoch in (1, 2):
         with pytest.raises(FencedError, match=r"refused epoch \d of .* this runner is no longer the only writer"):
-            first.publish(epoch, narrow(8))
-    second.publish(1, narrow(2))
+            first.publish(epoch, number_rows(8))
+    second.publish(1, number_rows(2))
     first.close()
     second.close()
-    assert numbers(kafka, topic) == [1, 2]
+    assert read_numbers(kafka, topic) == [1, 2]
 
 
 def test_runner_is_fenced_while_publishing_many_rows(kafka: Any, topic: str) -> None:
-    first = opened(kafka, topic)
-    second = opened(kafka, topic)
+    first = open_target(kafka, topic)
+    second = open_target(kafka, topic)
     with pytest.raises(FencedError):
-        first.publish(0, narrow(*range(250_000)))
-    second.publish(0, narrow(2))
+        first.publish(0, number_rows(*range(250_000)))
+    second.publish(0, number_rows(2))
     second.close()
-    assert numbers(kafka, topic) == [2]
+    assert read_numbers(kafka, topic) == [2]
 
 
 def test_last_epoch_is_read_after_an_open_transaction_of_another_writer(kafka: Any, topic: str) -> None:
-    target = opened(kafka, topic)
+    target = open_target(kafka, topic)
     settings = {"bootstrap.servers": kafka.address, "transactional.id": f"other-{topic}", "log_level": 0}
     other = Producer(settings)
     other.init_transactions(10)
     other.begin_transaction()
     other.produce(EPOCHS_TOPIC, b"0", b"other", partition=0)
     other.flush(10)
-    target.publish(0, narrow(1))
+    target.publish(0, number_rows(1))
     target.close()
     aborted = threading.Event()
 
@@ -225,7 +225,7 @@ def test_last_epoch_is_read_after_an_open_transaction_of_another_writer(kafka: A
 
     soon = threading.Timer(1.5, abort)
     soon.start()
-    assert opened(kafka, topic).last_epoch() == 0
+    assert open_target(kafka, topic).last_epoch() == 0
     assert aborted.is_set(), "it waited for the open transaction to end"
     soon.join()
 
@@ -238,31 +238,31 @@ def test_unknown_commit_outcome_is_resolved_by_reopening(kafka: Any, topic: str,
 
     with monkeypatch.context() as patch:
         patch.setattr("slackwater.connectors.kafka.target.Producer", Unsure)
-        target = opened(kafka, topic)
+        target = open_target(kafka, topic)
         with pytest.raises(
             PublishError,
             match=r"epoch 0 \(no answer\); the epoch is committed in the state store and will be published at the next start",
         ):
-            target.publish(0, narrow(1))
+            target.publish(0, number_rows(1))
     with pytest.raises(PublishError, match="not open"):
-        target.publish(0, narrow(1))
+        target.publish(0, number_rows(1))
     target.open()
-    target.publish(0, narrow(1))
-    target.publish(1, narrow(2))
+    target.publish(0, number_rows(1))
+    target.publish(1, number_rows(2))
     target.close()
-    assert numbers(kafka, topic) == [1, 2]
+    assert read_numbers(kafka, topic) == [1, 2]
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_too_large_row_publishes_nothing_of_the_epoch(kafka: Any, topic: str, delivery: str) -> None:
-    rows = narrow(1).with_columns(key=pl.lit("x" * 2_000_000))
-    target = opened(kafka, topic, delivery)
+    rows = number_rows(1).with_columns(key=pl.lit("x" * 2_000_000))
+    target = open_target(kafka, topic, delivery)
     with pytest.raises(PublishError, match=r"did not accept epoch 0 \(.*large.*\)"):
-        target.publish(0, pl.concat([narrow(0), rows]) if delivery == "exactly_once" else rows)
+        target.publish(0, pl.concat([number_rows(0), rows]) if delivery == "exactly_once" else rows)
     target.open()
-    target.publish(0, narrow(1))
+    target.publish(0, number_rows(1))
     target.close()
-    assert numbers(kafka, topic) == [1]
+    assert read_numbers(kafka, topic) == [1]
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
@@ -281,17 +281,17 @@ def test_unreachable_brokers_are_reported_without_secrets(delivery: str, capfd: 
 def test_epoch_is_published_after_a_lost_broker_returns(
     kafka: Any, topic: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    target = opened(kafka, topic, "at_least_once", timeout=2)
+    target = open_target(kafka, topic, "at_least_once", timeout=2)
     kafka.kill()
     try:
         with pytest.raises(PublishError, match=r"did not accept epoch 0 .* and will be published at the next start"):
-            target.publish(0, narrow(1))
+            target.publish(0, number_rows(1))
     finally:
         kafka.start()
     assert capfd.readouterr().err == ""
     target.open()
-    target.publish(0, narrow(1))
-    assert numbers(kafka, topic) == [1]
+    target.publish(0, number_rows(1))
+    assert read_numbers(kafka, topic) == [1]
 
 
 def test_missing_topic_is_reported_or_created_on_request(kafka: Any) -> None:
@@ -299,10 +299,10 @@ def test_missing_topic_is_reported_or_created_on_request(kafka: Any) -> None:
     with pytest.raises(
         StartError, match=rf'topic "{name}" does not exist on .*--create --topic {name} .*remove create'
     ):
-        opened(kafka, name, creation=None)
+        open_target(kafka, name, creation=None)
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     assert name not in admin.list_topics(timeout=10).topics
-    opened(kafka, name, "at_least_once", creation=TopicCreation(partitions=3, compact=True)).close()
+    open_target(kafka, name, "at_least_once", creation=TopicCreation(partitions=3, compact=True)).close()
     assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.iceberg_tables import open_sql_catalog
-from tests.support.script import build_pipeline
-from tests.support.states import driver_of
+from tests.support.iceberg_tables import sql_catalog_table
+from tests.support.local_pipeline_script import build_pipeline
+from tests.support.single_stage_components import build_single_stage_driver
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -71,18 +71,18 @@ PLACES = ("files, postgres", "postgres, postgres", "postgres, csv")
 
 
 @pytest.fixture
-def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+def database_url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     yield postgres.database(f"unfit_{abs(hash(request.node.name)):x}")
 
 
-def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+def build_event_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
     types = {"ts": pl.Int64(), "k": pl.String(), "s": pl.String(), "at": pl.Int64(), "n": pl.Int64()}
     table = pl.DataFrame([{**OK, **r} for r in rows], schema=types)
     return table.with_columns(pl.from_epoch("at", time_unit="us").dt.replace_time_zone("UTC"))
 
 
-class Runner:
-    """A pipeline with a real store and target. `epoch` runs one epoch, and `start` restarts on the same state."""
+class RealStorePipelineRun:
+    """A pipeline with a real store and target. `run_epoch` runs one epoch, and `start` restarts on the same state."""
 
     def __init__(self, url: str, home: Path, place: str, step: Window | Join = WINDOW, on_error: str = "dlq") -> None:
         self.url, self.home, self.place, self.step = url, home, place, step
@@ -117,7 +117,7 @@ class Runner:
             else PostgresStore(self.url, self.schema, "law", tempfile.mkdtemp(dir=self.home))
         )
         engine = LocalEngine(PolarsRowPreparer(self.logic, self.sources, 3 * 10**14))
-        self.driver = driver_of(
+        self.driver = build_single_stage_driver(
             self.pipeline, self.logic, store, self.target, engine, DriverCallbacks(lambda: 4 * 10**15), self.letters
         )
         self.driver.start(store.open(), 1, {}, "s")
@@ -126,24 +126,24 @@ class Runner:
         self.driver.store.close()
         self.target.close()
 
-    def epoch(self, *rows: dict[str, Any]) -> None:
-        self.driver.run_batch(Batch(None, {}, dict.fromkeys(self.sources, frame(list(rows)))), 0)
+    def run_epoch(self, *rows: dict[str, Any]) -> None:
+        self.driver.run_batch(Batch(None, {}, dict.fromkeys(self.sources, build_event_frame(list(rows)))), 0)
 
     @property
     def counters(self) -> dict[str, Any]:
         return dict(self.driver.state.stages[0].counters)
 
-    def dead_letters(self) -> pl.DataFrame:
+    def read_dead_letters(self) -> pl.DataFrame:
         paths = sorted((self.home / "letters").glob("*.parquet"))
         return pl.concat([pl.read_parquet(f) for f in paths]) if paths else pl.DataFrame(schema={"reason": pl.String})
 
 
 @pytest.fixture
-def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
-    runners: list[Runner] = []
+def pipeline_run_factory(database_url: str, tmp_path: Path) -> Iterator[Callable[..., RealStorePipelineRun]]:
+    runners: list[RealStorePipelineRun] = []
 
-    def make(place: str, **more: Any) -> Runner:
-        runners.append(Runner(url, tmp_path / str(len(runners)), place, **more))
+    def make(place: str, **more: Any) -> RealStorePipelineRun:
+        runners.append(RealStorePipelineRun(database_url, tmp_path / str(len(runners)), place, **more))
         return runners[-1]
 
     yield make
@@ -153,69 +153,79 @@ def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
 
 @pytest.mark.semantics("bad-rows")
 @pytest.mark.parametrize("place", PLACES)
-def test_unstorable_row_is_bad_and_other_rows_are_used(runner: Callable[..., Runner], place: str) -> None:
+def test_unstorable_row_becomes_a_bad_row_and_other_rows_are_used(
+    pipeline_run_factory: Callable[..., RealStorePipelineRun], place: str
+) -> None:
     """A row that the target or the state cannot store is bad, and the other rows of its epoch are used."""
     for step in (WINDOW, SESSION):
         for name, (poison, reason) in POISON.items():
             if reason == unstorable_rows.KEY and place == "postgres, csv":
                 continue  # neither table has an index on the key
-            run = runner(place, step=step)
-            run.epoch({}, poison, poison)
+            run = pipeline_run_factory(place, step=step)
+            run.run_epoch({}, poison, poison)
             assert run.counters["rows_bad"] == 2, name
             assert run.counters["rows_used"] == 1, name
             assert run.counters["letters"] == {reason: 2}, name
             run.stop()
             run.start()  # committed rows were published and can be read
-            run.epoch({"ts": 10**12 + 10_000_000})
+            run.run_epoch({"ts": 10**12 + 10_000_000})
             run.driver.flush()
             assert run.counters["rows_bad"] == 2, name
-            letters = run.dead_letters()
+            letters = run.read_dead_letters()
             assert letters["reason"].to_list() == [reason, reason], name
             assert "value" not in letters.columns or letters["value"].null_count() == 0
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_rows_with_unusual_but_storable_values_are_used(runner: Callable[..., Runner], place: str) -> None:
-    run = runner(place, step=SESSION)
-    run.epoch(*FINE)
-    run.epoch({"ts": 10**12 + 10_000_000})
+def test_rows_with_unusual_but_storable_values_are_used(
+    pipeline_run_factory: Callable[..., RealStorePipelineRun], place: str
+) -> None:
+    run = pipeline_run_factory(place, step=SESSION)
+    run.run_epoch(*FINE)
+    run.run_epoch({"ts": 10**12 + 10_000_000})
     run.driver.flush()
     assert run.counters.get("rows_bad", 0) == 0
     assert run.counters["rows_used"] == len(FINE) + 1
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_unstorable_row_of_a_join_is_bad_on_both_sides(runner: Callable[..., Runner], place: str) -> None:
+def test_unstorable_row_of_a_join_becomes_a_bad_row_on_both_sides(
+    pipeline_run_factory: Callable[..., RealStorePipelineRun], place: str
+) -> None:
     for name, (poison, reason) in POISON.items():
         if reason == unstorable_rows.KEY:
             continue  # joined rows have no key
-        run = runner(place, step=JOIN)
-        run.epoch({}, poison)
+        run = pipeline_run_factory(place, step=JOIN)
+        run.run_epoch({}, poison)
         assert run.counters["rows_bad"] == 2, name  # one per side
         run.driver.flush()
         run.stop()
         run.start()
 
 
-def test_on_error_fails_the_epoch_or_drops_unstorable_rows(runner: Callable[..., Runner]) -> None:
-    run = runner("files, postgres", on_error="fail")
+def test_on_error_fails_the_epoch_or_drops_unstorable_rows(
+    pipeline_run_factory: Callable[..., RealStorePipelineRun],
+) -> None:
+    run = pipeline_run_factory("files, postgres", on_error="fail")
     with pytest.raises(
         BadRowError,
         match=r'source "a": 1 bad row \(1: a string contains U\+0000 .*\): U\+0000: .*; correct the input or the SQL, or set on_error',
     ):
-        run.epoch({}, {"k": "a\0"})
+        run.run_epoch({}, {"k": "a\0"})
     assert run.driver.state.epoch == -1
-    dropping = runner("files, postgres", on_error="drop")
-    dropping.epoch({}, {"k": "a\0"})
+    dropping = pipeline_run_factory("files, postgres", on_error="drop")
+    dropping.run_epoch({}, {"k": "a\0"})
     assert dropping.counters["rows_bad"] == 1
-    assert dropping.dead_letters().is_empty()
+    assert dropping.read_dead_letters().is_empty()
 
 
-def test_counted_text_may_be_unstorable(runner: Callable[..., Runner]) -> None:
+def test_unstorable_text_is_accepted_when_it_is_only_counted(
+    pipeline_run_factory: Callable[..., RealStorePipelineRun],
+) -> None:
     """Counts of a text are numbers, which every target and state can store."""
     counted = [Aggregation(agg="count", column="s", as_="n"), Aggregation(agg="count_distinct", column="s", as_="d")]
-    run = runner("postgres, postgres", step=WINDOW.model_copy(update={"aggregations": tuple(counted)}))
-    run.epoch({"s": "x\0y"})
+    run = pipeline_run_factory("postgres, postgres", step=WINDOW.model_copy(update={"aggregations": tuple(counted)}))
+    run.run_epoch({"s": "x\0y"})
     run.driver.flush()
     assert run.counters.get("rows_bad", 0) == 0
     with psycopg.connect(run.url) as db:
@@ -239,21 +249,21 @@ def test_files_delta_and_iceberg_targets_store_extreme_values(tmp_path: Path) ->
     back = pl.from_arrow(DeltaTable(str(tmp_path / "d")).to_pyarrow_table())
     assert isinstance(back, pl.DataFrame)
     assert sorted(back["k"].to_list()) == ["a\0b", "c"]
-    lake = open_sql_catalog(tmp_path)
-    iceberg = lake.opened(into, day_of="at")
+    lake = sql_catalog_table(tmp_path)
+    iceberg = lake.open_target(into, day_of="at")
     assert iceberg.capacity == delta.capacity
     iceberg.publish(0, edges)
     iceberg.publish(1, edges)
-    assert lake.content().sort("k").equals(edges)
+    assert lake.read_rows().sort("k").equals(edges)
     for form in ("parquet", "csv", "json"):
         files = FilesTarget(tmp_path / form, form, into)
         files.publish(0, edges)
 
 
-def test_dead_letter_with_an_unstorable_time_is_stored_with_null(url: str) -> None:
+def test_dead_letter_with_an_unstorable_time_is_stored_with_null(database_url: str) -> None:
     from slackwater.operators.dead_letters import to_storable_dead_letters
 
-    letters = PostgresTarget(url, "public.letters", TargetTable("law-letters", LETTER, None, "s"))
+    letters = PostgresTarget(database_url, "public.letters", TargetTable("law-letters", LETTER, None, "s"))
     letters.open()
     row = dict.fromkeys(f.name for f in LETTER) | {"reason": "late", "pipeline": "law", "epoch": 3, "value": b"{}"}
     frame = pl.DataFrame(
@@ -262,6 +272,6 @@ def test_dead_letter_with_an_unstorable_time_is_stored_with_null(url: str) -> No
     far = pl.Series("event_time", [-157_000_000_000_000_000], dtype=pl.Datetime("us", "UTC"))
     frame = frame.with_columns(far, far.alias("watermark")).select(f.name for f in LETTER)
     letters.publish(3, to_storable_dead_letters(frame, letters.capacity.time_range))
-    with psycopg.connect(url) as db:
+    with psycopg.connect(database_url) as db:
         assert db.execute("SELECT reason, event_time FROM letters").fetchall() == [("late", None)]
     letters.close()

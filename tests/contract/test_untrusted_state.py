@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.script import RowsInput, run_local
+from tests.support.local_pipeline_script import MicroBatch, run_local_script
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StartError, StateError
@@ -27,19 +27,19 @@ SESSION = Window(
     kind="session", gap_ms=1000, max_session_duration_ms=100_000, group_by=["k"], aggregations=[Aggregation(agg="count", as_="n")]
 )  # fmt: skip
 SCHEMA = {"k": "string"}
-SCRIPT = [RowsInput({"a": [{"ts": e * 3 * SECOND + i, "k": f"u{i}"} for i in range(5)]}) for e in range(3)]
+SCRIPT = [MicroBatch({"a": [{"ts": e * 3 * SECOND + i, "k": f"u{i}"} for i in range(5)]}) for e in range(3)]
 
 
-def store_of_a_run(directory: Path, script: Any = SCRIPT, flush: bool = False) -> FilesStore:
-    run_local(SESSION, script, SCHEMA, flush=flush, state_dir=str(directory))
+def run_and_open_store(directory: Path, script: Any = SCRIPT, flush: bool = False) -> FilesStore:
+    run_local_script(SESSION, script, SCHEMA, flush=flush, state_dir=str(directory))
     return FilesStore(directory, "law")
 
 
-def latest(store: FilesStore) -> Path:
+def latest_manifest_path(store: FilesStore) -> Path:
     return Path(store.root) / "manifests" / f"{store.epochs()[-1]:09d}.json"
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the content of a record and give it a valid checksum."""
     record = json.loads(path.read_text().splitlines()[0])
     change(record)
@@ -47,13 +47,13 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
 
 
-def newest(record: dict[str, Any]) -> dict[str, Any]:
+def find_newest_segment(record: dict[str, Any]) -> dict[str, Any]:
     """Return a segment that this commit added."""
     prefix = f"segments/{record['epoch']:09d}"
     return next(s for shard in record["stages"][0]["segments"] for s in shard if s["file"].startswith(prefix))
 
 
-def nested(record: dict[str, Any]) -> None:
+def repeat_first_stage(record: dict[str, Any]) -> None:
     for _ in range(5):
         record["stages"] = [*record["stages"], dict(record["stages"][0])]
 
@@ -99,7 +99,7 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "no kind of window": lambda m: m["stages"][0]["fingerprint"].update(kind="join"),
     "a negative counter": lambda m: m["stages"][0]["counters"].update(late={"lateness": -1}),
     "a retention of text": lambda m: m["stages"][0].update(emission={"updates": False, "retain_us": "x"}),
-    "six stages": nested,
+    "six stages": repeat_first_stage,
     "another gap": lambda m: m["stages"][0]["fingerprint"].update(gap_ms=5),
     "other keys": lambda m: m["stages"][0]["fingerprint"].update(keys=["k bigint"]),
     "an aggregation of its own": lambda m: m["stages"][0]["described"]["window"]["aggregations"].append({"agg": "evil:X", "as": "x"}),
@@ -108,11 +108,13 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_invalid_commit_is_rejected_without_touching_any_file(lie: str, tmp_path: Path) -> None:
-    store = store_of_a_run(tmp_path)
-    rewrite(latest(store), LIES[lie])
+    store = run_and_open_store(tmp_path)
+    rewrite_manifest(latest_manifest_path(store), LIES[lie])
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
     with pytest.raises(SlackwaterError) as raised:
-        run_local(SESSION, [RowsInput({"a": [{"ts": 99 * SECOND, "k": "u1"}]})], SCHEMA, state_dir=str(tmp_path))
+        run_local_script(
+            SESSION, [MicroBatch({"a": [{"ts": 99 * SECOND, "k": "u1"}]})], SCHEMA, state_dir=str(tmp_path)
+        )
     assert len(str(raised.value).splitlines()) == 1
     reasons = ("damaged", "the commit says", "does not know", "this format cannot be migrated")
     assert any(words in str(raised.value) for words in reasons)
@@ -122,9 +124,9 @@ def test_invalid_commit_is_rejected_without_touching_any_file(lie: str, tmp_path
 @pytest.mark.parametrize(
     ("lie", "problem"),
     [
-        (lambda m: newest(m).update(first_due=2**61, last_due=2**61), "its rows have first_due"),
-        (lambda m: newest(m).update(dead=-5), "its rows have dead"),
-        (lambda m: newest(m).update(rows=77), "rows, but the commit says 77"),
+        (lambda m: find_newest_segment(m).update(first_due=2**61, last_due=2**61), "its rows have first_due"),
+        (lambda m: find_newest_segment(m).update(dead=-5), "its rows have dead"),
+        (lambda m: find_newest_segment(m).update(rows=77), "rows, but the commit says 77"),
         (lambda m: m["stages"][0].update(windows=[99, 99]), "the commit says"),
         (
             lambda m: m["stages"][0]["fingerprint"].update(gap_ms=5),
@@ -134,9 +136,9 @@ def test_invalid_commit_is_rejected_without_touching_any_file(lie: str, tmp_path
     ],
 )
 def test_verify_reports_commits_that_contradict_their_segments(lie: Any, problem: str, tmp_path: Path) -> None:
-    store = store_of_a_run(tmp_path)
+    store = run_and_open_store(tmp_path)
     assert verify_state(store).problems == []
-    rewrite(latest(store), lie)
+    rewrite_manifest(latest_manifest_path(store), lie)
     assert problem in "\n".join(map(str, verify_state(store).problems))
 
 
@@ -146,7 +148,7 @@ def test_invalid_commit_in_postgres_is_rejected(postgres: Any) -> None:
     def store() -> PostgresStore:
         return PostgresStore(url, "public", "law")
 
-    run_local(SESSION, SCRIPT, SCHEMA, flush=False, store=store)
+    run_local_script(SESSION, SCRIPT, SCHEMA, flush=False, store=store)
     with psycopg.connect(url, autocommit=True) as db:
         (record,) = db.execute("SELECT record FROM slackwater_pipelines").fetchone() or ({},)
         for lie, change in LIES.items():
@@ -157,7 +159,7 @@ def test_invalid_commit_in_postgres_is_rejected(postgres: Any) -> None:
             change(changed)
             db.execute("UPDATE slackwater_pipelines SET record = %s", (json.dumps(changed),))
             with pytest.raises(SlackwaterError, match=r"damaged|does not know"):
-                run_local(SESSION, SCRIPT[:1], SCHEMA, store=store)
+                run_local_script(SESSION, SCRIPT[:1], SCHEMA, store=store)
         changed = json.loads(json.dumps(record))
         changed["stages"][0]["fingerprint"]["gap_ms"] = 5
         db.execute("UPDATE slackwater_pipelines SET record = %s", (json.dumps(changed),))
@@ -165,9 +167,11 @@ def test_invalid_commit_in_postgres_is_rejected(postgres: Any) -> None:
 
 
 def test_reading_a_state_imports_no_module_named_in_the_state(tmp_path: Path) -> None:
-    store = store_of_a_run(tmp_path / "state")
-    rewrite(latest(store), LIES["an aggregation of its own"])
-    rewrite(latest(store), lambda m: m["stages"][0]["fingerprint"]["aggregations"].update(x="X(; n bigint)"))
+    store = run_and_open_store(tmp_path / "state")
+    rewrite_manifest(latest_manifest_path(store), LIES["an aggregation of its own"])
+    rewrite_manifest(
+        latest_manifest_path(store), lambda m: m["stages"][0]["fingerprint"]["aggregations"].update(x="X(; n bigint)")
+    )
     evil = "import pathlib, slackwater\npathlib.Path(__file__).with_name('RUN').touch()\nclass X(slackwater.Aggregator): pass\n"
     (tmp_path / "evil.py").write_text(evil)
     program = Path(sys.executable).with_name("slackwater")
@@ -183,7 +187,7 @@ def test_reading_a_state_imports_no_module_named_in_the_state(tmp_path: Path) ->
 
 
 def test_lock_is_never_written_through_a_symbolic_link(tmp_path: Path) -> None:
-    store, precious = store_of_a_run(tmp_path / "state"), tmp_path / "precious"
+    store, precious = run_and_open_store(tmp_path / "state"), tmp_path / "precious"
     precious.write_text("precious")
     lock, pending = Path(store.root) / "lock", Path(store.root) / ".published"
     lock.unlink()
@@ -197,14 +201,14 @@ def test_lock_is_never_written_through_a_symbolic_link(tmp_path: Path) -> None:
     lock.unlink()
     pending.symlink_to(precious)
     with pytest.raises(SlackwaterError, match="cannot be written"):
-        run_local(SESSION, SCRIPT[:1], SCHEMA, state_dir=str(tmp_path / "state"))
+        run_local_script(SESSION, SCRIPT[:1], SCHEMA, state_dir=str(tmp_path / "state"))
     assert precious.read_text() == "precious"
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_killed_fork_can_be_repeated_under_the_same_name(after: int, tmp_path: Path) -> None:
     """SIGKILL ends the fork after it has linked `after` files."""
-    store = store_of_a_run(tmp_path)
+    store = run_and_open_store(tmp_path)
     code = (
         "import os, sys\nfrom slackwater.storage import local\nfrom slackwater.state.files.store import FilesStore\n"
         "done, link = [], local._link\n"
@@ -225,7 +229,7 @@ def test_killed_fork_can_be_repeated_under_the_same_name(after: int, tmp_path: P
 
 
 def test_fork_does_not_overwrite_a_damaged_state(tmp_path: Path) -> None:
-    store, other = store_of_a_run(tmp_path), tmp_path / "other" / "segments"
+    store, other = run_and_open_store(tmp_path), tmp_path / "other" / "segments"
     other.mkdir(parents=True)
     (other / "000000007-000-aaaaaaaaaaaa.arrow").write_bytes(b"of a state whose manifests are lost")
     with pytest.raises(StateError, match="contains no manifest"):
@@ -242,9 +246,9 @@ def test_shard_without_new_rows_drops_closed_windows(kind: str, tmp_path: Path) 
     window = (
         SESSION if kind == "session" else Window(kind=kind, group_by=["k"], aggregations=SESSION.aggregations, **shape)
     )
-    script = [RowsInput({"a": [{"ts": i * 100, "k": f"u{i}"} for i in range(2000)]})]
-    script += [RowsInput({"a": [{"ts": 3 * SECOND * (e + 1), "k": "x"}]}) for e in range(3)]
-    result = run_local(window, script, SCHEMA, flush=False, state_dir=str(tmp_path), shards=4)
+    script = [MicroBatch({"a": [{"ts": i * 100, "k": f"u{i}"} for i in range(2000)]})]
+    script += [MicroBatch({"a": [{"ts": 3 * SECOND * (e + 1), "k": "x"}]}) for e in range(3)]
+    result = run_local_script(window, script, SCHEMA, flush=False, state_dir=str(tmp_path), shards=4)
     store = FilesStore(tmp_path, "law")
     commit = store.open()
     store.close()

@@ -24,7 +24,7 @@ def test_notebook_is_stored_without_outputs() -> None:
     assert not any(c.get("outputs") or c.get("execution_count") for c in notebook.cells)
 
 
-@exhaustive(beside="test_docs_start.py::test_background_run_behaves_as_documented")
+@exhaustive(beside="test_docs_start_pages.py::test_background_run_behaves_as_documented")
 def test_notebook_runs_and_shows_the_documented_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of the client and its event loop
@@ -45,11 +45,11 @@ def test_notebook_runs_and_shows_the_documented_outputs(tmp_path: Path, monkeypa
 
     assert "read 1 source" in html("pipeline")
     assert "Delivery: exactly once" in html("plan")
-    assert "3 emitted, 1 open" in _last(notebook, "status = run.wait()")
+    assert "3 emitted, 1 open" in _last_cell_output(notebook, "status = run.wait()")
     assert 'class="newest busy"' in html("sw.why(pipeline)")
     assert "user_id=u3" in html('run.why("user_id=u3")')
     assert html("sw.open_state(pipeline)").count('class="session open"') == 1
-    assert "4 emitted, 0 open" in _last(
+    assert "4 emitted, 0 open" in _last_cell_output(
         notebook, "run = sw.run(pipeline, background=True, available_now=True, flush=True)"
     )
     (frame,) = shown['pl.read_parquet("out/sessions/*.parquet").sort("window_start", "user_id")']
@@ -66,7 +66,7 @@ def test_notebook_runs_and_shows_the_documented_outputs(tmp_path: Path, monkeypa
     assert (folder / "state").is_dir()
 
 
-def _last(notebook: Any, first_line: str) -> str:
+def _last_cell_output(notebook: Any, first_line: str) -> str:
     """Return the last output of the cell that begins with `first_line`."""
     (cell,) = [c for c in notebook.cells if c.source.startswith(first_line)]
     return str(cell.outputs[-1]["data"]["text/html"])

@@ -18,11 +18,11 @@ from typing import Any
 
 import duckdb
 import pytest
-from tests.e2e.matrices.kill_matrix import sweep
+from tests.e2e.matrices.kill_matrix import kill_process_group
 from tests.support.case_selection import exhaustive
-from tests.support.iceberg_tables import IcebergLake
-from tests.support.run_process import read_log, start_run
-from tests.support.servers.iceberg_rest import RestCatalog
+from tests.support.iceberg_tables import IcebergCatalogTable
+from tests.support.run_command_process import read_run_log, start_run_command
+from tests.support.servers.iceberg_rest_catalog import IcebergRestCatalog
 from tests.support.servers.object_store import Fault, FaultyProxy
 
 from slackwater.state.files.store import FilesStore
@@ -70,7 +70,7 @@ TRUTH = f"""
     GROUP BY "user", nth"""
 
 
-def generate(home: Path, events: int, files: int) -> None:
+def write_event_files(home: Path, events: int, files: int) -> None:
     """Write several days of out-of-order events of a few users at a time.
 
     One row in a hundred is minutes late and extends an emitted session.
@@ -90,7 +90,7 @@ def generate(home: Path, events: int, files: int) -> None:
         os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
 
 
-def unreliable(seed: int) -> Callable[[str, str], Fault]:
+def random_catalog_faults(seed: int) -> Callable[[str, str], Fault]:
     """Return a judge that disturbs half of the commits, and a few of the other requests."""
     rng = random.Random(seed)
 
@@ -102,58 +102,61 @@ def unreliable(seed: int) -> Callable[[str, str], Fault]:
     return judge
 
 
-def epochs(home: Path) -> int:
+def read_committed_epoch(home: Path) -> int:
     return max(FilesStore(str(home / "state"), "killed").epochs(), default=-1)
 
 
 @exhaustive(beside="test_iceberg_kill_points.py::test_crashes_and_catalog_faults_neither_lose_nor_duplicate_rows")
 def test_iceberg_table_equals_the_batch_result_after_kills_and_catalog_faults(
-    rest_catalog: RestCatalog, tmp_path: Path
+    rest_catalog: IcebergRestCatalog, tmp_path: Path
 ) -> None:
     kills = int(os.environ.get("SLACKWATER_KILLS", "1"))  # `make faults` sets more
     events, files = (200_000, 75) if kills > 10 else (6_000, 6)
-    generate(tmp_path, events, files)
-    lake = IcebergLake("rest", rest_catalog.options())
+    write_event_files(tmp_path, events, files)
+    lake = IcebergCatalogTable("rest", rest_catalog.connection_options())
     seed = random.randrange(10**6)
     rng, expired = random.Random(seed), 0
     fast = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
-    with FaultyProxy.in_front_of(rest_catalog.port) as door:
-        door.judge = unreliable(seed)
+    with FaultyProxy.start_proxy(rest_catalog.port) as door:
+        door.judge = random_catalog_faults(seed)
         config = tmp_path / "killed.toml"
         config.write_text(CONFIG.format(port=door.port, gap=GAP_S, table=lake.name))
         for kill in range(kills):
-            before, process = epochs(tmp_path), start_run(config, **fast)
+            before, process = read_committed_epoch(tmp_path), start_run_command(config, **fast)
             goal, until = before + rng.randrange(3), time.monotonic() + 400
-            while epochs(tmp_path) <= goal and process.poll() is None and time.monotonic() < until:
+            while read_committed_epoch(tmp_path) <= goal and process.poll() is None and time.monotonic() < until:
                 time.sleep(0.02)
-            if kill % 3 == 0 and epochs(tmp_path) > 0:
-                lake.expire()  # while the run continues
+            if kill % 3 == 0 and read_committed_epoch(tmp_path) > 0:
+                lake.expire_old_snapshots()  # while the run continues
                 expired += 1
             time.sleep(rng.uniform(0, 0.5))
-            assert process.poll() is None, f"seed {seed}: it ended before kill {kill}: {read_log(config)[-3000:]}"
-            sweep(process)
+            assert process.poll() is None, f"seed {seed}: it ended before kill {kill}: {read_run_log(config)[-3000:]}"
+            kill_process_group(process)
             process.wait()
         for _ in range(10):  # a start fails with a one-line error if a response is lost while it opens the table
-            process = start_run(config, "--flush", **fast)
+            process = start_run_command(config, "--flush", **fast)
             if process.wait(timeout=600) == 0:
                 break
-        assert process.returncode == 0, f"seed {seed}: {read_log(config)[-3000:]}"
+        assert process.returncode == 0, f"seed {seed}: {read_run_log(config)[-3000:]}"
         faults = {fault for _, _, fault in door.faults}
-    lake.expire()
+    lake.expire_old_snapshots()
     with duckdb.connect() as db:
         expected = sorted(db.execute(TRUTH.format(files=tmp_path / "in" / "*.jsonl")).fetchall())
     assert len(expected) > events // 50
     columns = ["user", "window_start", "window_end", "n", "total"]
-    frame = lake.content().select(columns)
-    assert sorted(map(plain, frame.rows())) == list(map(plain, expected)), f"seed {seed}"
-    assert sorted(map(plain, lake.duck(", ".join(f'"{c}"' for c in columns)))) == list(map(plain, expected))
-    assert lake.snapshots() == 1
-    assert "Traceback" not in read_log(config)
+    frame = lake.read_rows().select(columns)
+    assert sorted(map(to_naive_utc, frame.rows())) == list(map(to_naive_utc, expected)), f"seed {seed}"
+    assert sorted(map(to_naive_utc, lake.read_rows_with_duckdb(", ".join(f'"{c}"' for c in columns)))) == list(
+        map(to_naive_utc, expected)
+    )
+    assert lake.count_snapshots() == 1
+    assert "Traceback" not in read_run_log(config)
+    assert faults, f"seed {seed}: the catalog answered every request"
     if kills > 10:
         assert faults >= {"lost", "twice", "503", "dropped"} and expired >= 5
 
 
-def plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
+def to_naive_utc(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the row with times in UTC without a time zone."""
     return tuple(
         v.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(v, dt.datetime) and v.tzinfo else v for v in row

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.e2e.matrices.kill_matrix import Pair, Services
+from tests.e2e.matrices.kill_matrix import KafkaAndPostgres, KillablePipeline
 from tests.support.case_selection import exhaustive
 
 EVENTS, PER_EPOCH = 20_000, 1_600
@@ -16,8 +16,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    yield Services(kafka, postgres, tmp_path_factory.mktemp("joins"))
+def kafka_and_postgres(
+    kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KafkaAndPostgres]:
+    yield KafkaAndPostgres(kafka, postgres, tmp_path_factory.mktemp("joins"))
 
 
 @pytest.mark.parametrize(
@@ -27,13 +29,15 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
         ("full-join", "postgres", ["stage.after", "write.after"]),
     ],
 )
-@exhaustive(beside="test_postgres_laws.py::test_joins_match_their_definition_in_postgres")
-def test_join_rows_are_emitted_once_after_kills(services: Services, kind: str, place: str, steps: list[str]) -> None:
-    pair = Pair(services, place, place, kind, EVENTS, PER_EPOCH)
+@exhaustive(beside="test_postgres_store_equivalence.py::test_joins_match_their_definition_in_postgres")
+def test_join_rows_are_emitted_once_after_kills(
+    kafka_and_postgres: KafkaAndPostgres, kind: str, place: str, steps: list[str]
+) -> None:
+    pair = KillablePipeline(kafka_and_postgres, place, place, kind, EVENTS, PER_EPOCH)
     for step in steps:
-        pair.die_at(step)
-    pair.die_somewhere(random.Random(5))
-    pair.finish()
-    expected, lost, wrong = pair.verdict()
+        pair.run_until_kill_point(step)
+    pair.kill_randomly(random.Random(5))
+    pair.run_to_completion()
+    expected, lost, wrong = pair.compare_with_batch_result()
     assert (lost, wrong) == (0, 0)
     assert expected > EVENTS // 2

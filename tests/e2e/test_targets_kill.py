@@ -17,10 +17,10 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.e2e.matrices.kill_matrix import sweep
+from tests.e2e.matrices.kill_matrix import kill_process_group
 from tests.support.case_selection import exhaustive
-from tests.support.run_process import read_log, start_run
-from tests.support.topics import read_messages
+from tests.support.kafka_topics import read_messages
+from tests.support.run_command_process import read_run_log, start_run_command
 
 pytestmark = pytest.mark.slow
 
@@ -94,22 +94,22 @@ STATE
 STATES = {"files": 'kind = "files"\npath = "state"', "postgres": 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'}
 
 
-class Run:
+class PipelineRunner:
     def __init__(self, home: Path, broker: str, url: str, state: str, topic: str) -> None:
         self.config = home / "shops.toml"
         self.config.write_text(CONFIG.replace("STATE", STATES[state]).replace("TOPIC", topic))
         self.environment = {"BROKER": broker, "WAREHOUSE_URL": url}
         self.environment["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1"
 
-    def run(self, *flags: str, crash_at: str | None = None) -> int:
+    def run_until_exit(self, *flags: str, crash_at: str | None = None) -> int:
         more = {"SLACKWATER_CRASH_AT": crash_at} if crash_at else {}
-        process = start_run(self.config, *flags, **self.environment, **more)
+        process = start_run_command(self.config, *flags, **self.environment, **more)
         code = process.wait(600)
-        sweep(process)
+        kill_process_group(process)
         return code
 
 
-def sales(home: Path) -> list[dict[str, Any]]:
+def write_sales_files(home: Path) -> list[dict[str, Any]]:
     """Write six files of out-of-order rows. Rows without a time become dead letters."""
     rng, clock, sent = random.Random(11), dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC), list[dict[str, Any]]()
     (home / "in").mkdir()
@@ -134,10 +134,10 @@ def test_every_target_equals_the_batch_result_after_kills_between_targets(
 ) -> None:
     url, topic = postgres.database(f"shops_{state}"), f"minutes-{state}"
     kafka.create(topic, 1)
-    rows, run = sales(tmp_path), Run(tmp_path, kafka.address, url, state, topic)
+    rows, run = write_sales_files(tmp_path), PipelineRunner(tmp_path, kafka.address, url, state, topic)
     for step in ("write.after@1", "note.after@2", "note.before@4"):
-        assert run.run(crash_at=step) == -signal.SIGKILL, read_log(run.config)
-    assert run.run("--flush") == 0, read_log(run.config)
+        assert run.run_until_exit(crash_at=step) == -signal.SIGKILL, read_run_log(run.config)
+    assert run.run_until_exit("--flush") == 0, read_run_log(run.config)
     minute, hour, best = Counter[Any](), Counter[Any](), dict[str, int]()
     amount = Counter[Any]()
     for row in rows:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.browser import Browser
 from tests.support.case_selection import exhaustive
-from tests.support.ui_scenes import Scene, scenes
+from tests.support.ui_scenarios import UiScenario, serve_ui_scenarios
 
 # returns visible elements that extend beyond the window, or whose content is wider than the element
 CUT = """
@@ -57,46 +57,52 @@ FAINT = """
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Scene]]:
-    with scenes(tmp_path_factory.mktemp("scenes")) as drawn_scenes:
+def served_page_scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[UiScenario]]:
+    with serve_ui_scenarios(tmp_path_factory.mktemp("scenes")) as drawn_scenes:
         yield drawn_scenes
 
 
-def size(browser: Browser, width: int) -> None:
-    browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+def set_window_width(browser: Browser, width: int) -> None:
+    browser.send_command(
+        "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+    )
 
 
 @exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
 @pytest.mark.parametrize("width", [320, 400, 1280])
-def test_page_content_is_not_cut_off_at_any_width(browser: Browser, shown: list[Scene], width: int) -> None:
-    size(browser, width)
+def test_page_content_is_not_cut_off_at_any_width(
+    browser: Browser, served_page_scenes: list[UiScenario], width: int
+) -> None:
+    set_window_width(browser, width)
     wrong: dict[str, Any] = {}
-    for scene in shown:
-        browser.open(scene.url)
-        if cut_off := browser.value(CUT):
+    for scene in served_page_scenes:
+        browser.open_page(scene.url)
+        if cut_off := browser.evaluate_script(CUT):
             wrong[scene.name] = cut_off
         # every visible plot has a height at this width
-        assert browser.value(
+        assert browser.evaluate_script(
             "[...document.querySelectorAll('svg.plot')].filter(s => s.checkVisibility()).every(s => s.getBoundingClientRect().height > 8)"
         ), scene.name
-    browser.open("about:blank")
+    browser.open_page("about:blank")
     assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)
 
 
 @exhaustive(beside="test_ui_contrast.py::test_colours_meet_the_wcag_contrast_ratios")
 @pytest.mark.parametrize("width", [400, 1280])
-def test_all_text_has_sufficient_contrast(browser: Browser, shown: list[Scene], width: int, tmp_path: Path) -> None:
-    size(browser, width)
+def test_all_text_has_sufficient_contrast(
+    browser: Browser, served_page_scenes: list[UiScenario], width: int, tmp_path: Path
+) -> None:
+    set_window_width(browser, width)
     wrong: dict[str, Any] = {}
-    for scene in shown:
-        browser.open(scene.url)
+    for scene in served_page_scenes:
+        browser.open_page(scene.url)
         for dark in (False, True):
-            browser.dark(dark)
-            if browser.value("document.contentType") != "text/html":
+            browser.set_dark_mode(dark)
+            if browser.evaluate_script("document.contentType") != "text/html":
                 continue  # one line of plain text, in the colours of the browser
-            report = browser.value(FAINT)
+            report = browser.evaluate_script(FAINT)
             assert report["pairs"], scene.name
             if report["found"]:
                 wrong[f"{scene.name} {'dark' if dark else 'light'}"] = report["found"]
-    browser.open("about:blank")
+    browser.open_page("about:blank")
     assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)

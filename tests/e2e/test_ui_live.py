@@ -17,8 +17,8 @@ from urllib.request import urlopen
 import pytest
 from tests.support.browser import Browser, wait_until
 from tests.support.case_selection import exhaustive
-from tests.support.real_data import split_file
-from tests.support.topics import Topic
+from tests.support.kafka_topics import Topic
+from tests.support.real_dataset_pipelines import split_into_input_files
 
 from slackwater.cli.web_commands import load_page_sources
 from slackwater.core.offsets import KafkaOffsets
@@ -85,7 +85,7 @@ checkpoint_interval_ms = "1s"
 """
 
 
-class Run:
+class RunnerProcess:
     """Process of `slackwater run FILE --ui`. `home` is the address of the page."""
 
     def __init__(self, file: Path) -> None:
@@ -94,25 +94,25 @@ class Run:
         with self.said.open("w") as said:
             self.process = subprocess.Popen(command, cwd=file.parent, stdout=said, stderr=subprocess.STDOUT)
         self.home = ""
-        wait_until(self._has_address)
+        wait_until(self._read_page_address)
 
-    def _has_address(self) -> bool:
+    def _read_page_address(self) -> bool:
         assert self.process.poll() is None, self.said.read_text()
         address = re.search(r"http://127\.0\.0\.1:\d+", self.said.read_text())
         self.home = address[0] if address else ""
         return bool(address)
 
-    def dies(self) -> None:
+    def kill_process(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(timeout=60)
 
 
 @pytest.fixture
-def started() -> Iterator[Any]:
-    runs: list[Run] = []
+def start_runner() -> Iterator[Any]:
+    runs: list[RunnerProcess] = []
 
-    def start(file: Path) -> Run:
-        runs.append(Run(file))
+    def start(file: Path) -> RunnerProcess:
+        runs.append(RunnerProcess(file))
         return runs[-1]
 
     yield start
@@ -122,7 +122,7 @@ def started() -> Iterator[Any]:
             run.process.wait(timeout=60)
 
 
-def read(folder: Path) -> int:
+def count_read_records(folder: Path) -> int:
     """Return how many records of the topic are in the state."""
     with FilesStore(folder / "state", "clicks").peek() as snapshot:
         offsets = snapshot.commit.sources["events"].offsets if snapshot is not None else None
@@ -130,11 +130,11 @@ def read(folder: Path) -> int:
     return sum(n for partitions in offsets.topics.values() for n in partitions.values())
 
 
-def text(browser: Browser, selector: str) -> str:
-    return str(browser.value(f"document.querySelector({selector!r})?.textContent ?? ''"))
+def read_element_text(browser: Browser, selector: str) -> str:
+    return str(browser.evaluate_script(f"document.querySelector({selector!r})?.textContent ?? ''"))
 
 
-def is_there(run: Run) -> bool:
+def is_page_available(run: RunnerProcess) -> bool:
     """Return whether the page shows a commit. A browser would report an error for a page that does not exist yet."""
     assert run.process.poll() is None, run.said.read_text()
     try:
@@ -144,15 +144,15 @@ def is_there(run: Run) -> bool:
         return False
 
 
-def epoch(browser: Browser) -> int:
-    return int(text(browser, "#top dd").replace(",", "") or -1)
+def read_shown_epoch(browser: Browser) -> int:
+    return int(read_element_text(browser, "#top dd").replace(",", "") or -1)
 
 
 @exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
 def test_live_page_updates_for_a_session_pipeline_and_shows_a_killed_runner(
-    browser: Browser, started: Any, shared_data: Path, tmp_path: Path
+    browser: Browser, start_runner: Any, real_events_folder: Path, tmp_path: Path
 ) -> None:
-    split_file(shared_data / "CollegeMsg.txt", tmp_path / "all", 1)
+    split_into_input_files(real_events_folder / "CollegeMsg.txt", tmp_path / "all", 1)
     parts = sorted((tmp_path / "all").iterdir())
     (tmp_path / "in").mkdir()
 
@@ -164,76 +164,78 @@ def test_live_page_updates_for_a_session_pipeline_and_shows_a_killed_runner(
     file = tmp_path / "college.toml"
     file.write_text(COLLEGE)
     comes(3)
-    run = started(file)
-    wait_until(lambda: is_there(run))
-    browser.open(run.home + "/")
-    wait_until(lambda: text(browser, "#link") == "live")
-    assert text(browser, ".chip") == "up"
-    browser.value("window.same = 1; 1")
-    before = epoch(browser)
+    run = start_runner(file)
+    wait_until(lambda: is_page_available(run))
+    browser.open_page(run.home + "/")
+    wait_until(lambda: read_element_text(browser, "#link") == "live")
+    assert read_element_text(browser, ".chip") == "up"
+    browser.evaluate_script("window.same = 1; 1")
+    before = read_shown_epoch(browser)
     comes(3)
-    wait_until(lambda: epoch(browser) >= max(before + 3, 5))  # all six files, so the closing times do not change
-    assert browser.value("window.same") == 1, "the page followed, it was not loaded again"
-    assert "Every row is accounted for" in text(browser, "#top .sentence")
-    assert browser.value("document.querySelectorAll('#pace svg .phase.plan').length") > 0
-    browser.both_colours(tmp_path, "running")
+    wait_until(
+        lambda: read_shown_epoch(browser) >= max(before + 3, 5)
+    )  # all six files, so the closing times do not change
+    assert browser.evaluate_script("window.same") == 1, "the page followed, it was not loaded again"
+    assert "Every row is accounted for" in read_element_text(browser, "#top .sentence")
+    assert browser.evaluate_script("document.querySelectorAll('#pace svg .phase.plan').length") > 0
+    browser.save_light_and_dark_screenshots(tmp_path, "running")
     # follow the links from the histogram to a key
-    wait_until(lambda: browser.value("document.querySelectorAll('#closing svg a .reach').length") > 0)
-    browser.follow("#closing svg a .reach", "/closing?from=")
-    wait_until(lambda: browser.value("document.querySelectorAll('.keys tbody a').length") > 0)
-    browser.follow(".keys tbody a", "/key?source=")
-    assert "open session" in text(browser, "pre")
-    browser.both_colours(tmp_path, "key")
-    browser.is_clean(run.home)
-    browser.open("about:blank")
-    run.dies()
+    wait_until(lambda: browser.evaluate_script("document.querySelectorAll('#closing svg a .reach').length") > 0)
+    browser.follow_link("#closing svg a .reach", "/closing?from=")
+    wait_until(lambda: browser.evaluate_script("document.querySelectorAll('.keys tbody a').length") > 0)
+    browser.follow_link(".keys tbody a", "/key?source=")
+    assert "open session" in read_element_text(browser, "pre")
+    browser.save_light_and_dark_screenshots(tmp_path, "key")
+    browser.check_console_and_requests(run.home)
+    browser.open_page("about:blank")
+    run.kill_process()
     dead = serve_pages(load_page_sources(str(file)), 0)
     try:
         home = f"http://127.0.0.1:{dead.port}"
         comes(2)
-        browser.open(home + "/")
-        assert text(browser, ".chip") == "none is running"
-        assert "Every row is accounted for" in text(browser, "#top .sentence")
-        assert "2 files" in text(browser, "#pace table")
-        browser.both_colours(tmp_path, "dead")
-        browser.is_clean(run.home, home)
+        browser.open_page(home + "/")
+        assert read_element_text(browser, ".chip") == "none is running"
+        assert "Every row is accounted for" in read_element_text(browser, "#top .sentence")
+        assert "2 files" in read_element_text(browser, "#pace table")
+        browser.save_light_and_dark_screenshots(tmp_path, "dead")
+        browser.check_console_and_requests(run.home, home)
     finally:
         dead.stop()
 
 
 @exhaustive(beside="test_ui_browser.py::test_page_renders_plots_follows_commits_and_links_to_keys")
 def test_page_shows_an_idle_partition_and_the_backlog_of_a_topic(
-    browser: Browser, started: Any, topic: Any, tmp_path: Path
+    browser: Browser, start_runner: Any, topic_factory: Any, tmp_path: Path
 ) -> None:
-    stream: Topic = topic(3)
+    stream: Topic = topic_factory(3)
     for n in range(20):
-        stream.send({"user": f"u{n % 4}", "amount": n}, second=30 * n, partition=n % 2)
+        stream.send_rows({"user": f"u{n % 4}", "amount": n}, second=30 * n, partition=n % 2)
     file = tmp_path / "clicks.toml"
     file.write_text(TOPIC.replace("ADDRESS", stream.broker.address).replace("TOPIC", stream.name))
-    run = started(file)
-    wait_until(lambda: is_there(run))
-    browser.open(run.home + "/")
+    run = start_runner(file)
+    wait_until(lambda: is_page_available(run))
+    browser.open_page(run.home + "/")
     lanes = "[...document.querySelectorAll('#watermark .lane.idle')].map(e => e.textContent).join(' ')"
     sent = 20
 
     def idle_is_shown() -> bool:
         nonlocal sent
-        stream.send({"user": "u1", "amount": 1}, second=700, partition=0)
+        stream.send_rows({"user": "u1", "amount": 1}, second=700, partition=0)
         sent += 1
-        return f"{stream.name}-2" in browser.value(lanes)
+        return f"{stream.name}-2" in browser.evaluate_script(lanes)
 
     wait_until(idle_is_shown)
-    browser.both_colours(tmp_path, "topic")
-    wait_until(lambda: read(tmp_path) == sent)
-    browser.is_clean(run.home)
-    browser.open("about:blank")
-    run.dies()
-    stream.send(*({"user": "u9", "amount": n} for n in range(7)), second=800, partition=1)
+    browser.save_light_and_dark_screenshots(tmp_path, "topic")
+    wait_until(lambda: count_read_records(tmp_path) == sent)
+    browser.check_console_and_requests(run.home)
+    browser.open_page("about:blank")
+    run.kill_process()
+    stream.send_rows(*({"user": "u9", "amount": n} for n in range(7)), second=800, partition=1)
     dead = serve_pages(load_page_sources(str(file)), 0)
     try:
-        browser.open(f"http://127.0.0.1:{dead.port}/")
-        assert "7 records" in text(browser, "#pace table")
-        assert f"{stream.name}-2" in browser.value("document.querySelector('#watermark').textContent")
-        browser.is_clean(run.home, f"http://127.0.0.1:{dead.port}")
+        browser.open_page(f"http://127.0.0.1:{dead.port}/")
+        assert "7 records" in read_element_text(browser, "#pace table")
+        assert f"{stream.name}-2" in browser.evaluate_script("document.querySelector('#watermark').textContent")
+        browser.check_console_and_requests(run.home, f"http://127.0.0.1:{dead.port}")
     finally:
         dead.stop()

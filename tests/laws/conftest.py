@@ -1,11 +1,13 @@
-"""Hypothesis profile of the laws: the number of examples, fixed examples in CI, and the `early_statistics` fixture."""
+"""Hypothesis profile of the laws: the number of examples, fixed examples in CI, and early statistics."""
 
 from __future__ import annotations
 
 import os
 
 from hypothesis import HealthCheck, settings
-from tests.support.early_statistics import early_statistics as early_statistics
+from tests.support.statistics_before_read import (
+    provide_statistics_before_read_in_some_epochs as provide_statistics_before_read_in_some_epochs,
+)
 
 settings.register_profile(
     "laws",

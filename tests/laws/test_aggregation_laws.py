@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.laws.generators.row_strategies import KINDS, NAN, SHAPES, ordered_rows, script, splits
+from tests.laws.generators.row_strategies import KINDS, NAN, SHAPES, micro_batches, nonempty_epoch_inputs, ordered_rows
 from tests.laws.oracles import window_oracle
 from tests.support.case_selection import select_cases
-from tests.support.script import KILL_POINTS, Crash, RowsInput, run_local
+from tests.support.local_pipeline_script import KILL_POINTS, DriverCrash, MicroBatch, run_local_script
 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
@@ -24,7 +24,7 @@ BOUNDED = {"max_values_per_group": 1000}
 COUNTED = {"k": 2, "max_distinct_values_per_group": 1000}
 
 
-class Spread(Aggregator):
+class ProductSpread(Aggregator):
     """Difference between the largest and the smallest product of two columns, and the number of products."""
 
     inputs: Mapping[str, str] = {"left": "double", "right": "bigint"}
@@ -47,33 +47,33 @@ class Spread(Aggregator):
         return pl.struct((high - low).alias("width"), seen.list.len().cast(pl.Int64).alias("n"))
 
 
-def spread(rows: list[Any]) -> dict[str, Any]:
+def expected_spread(rows: list[Any]) -> dict[str, Any]:
     products = [r["f"] * r["w"] for r in rows if r["f"] is not None and r["f"] == r["f"] and r["w"] is not None]
     return {"width": max(products) - min(products) if products else None, "n": len(products)}
 
 
-def agg(kind: str, column: str | None = None, **more: Any) -> Aggregation:
+def build_aggregation(kind: str, column: str | None = None, **more: Any) -> Aggregation:
     return Aggregation(agg=kind, column=column, as_=f"{kind}_{column}_{more.get('by') or more.get('quantile')}", **more)
 
 
 # tests/spark and tests/contract cover all types; the types here have a special order or arithmetic
 ALL = [
-    agg("count"),
-    *(agg(kind, column) for kind, column in (("var", "f"), ("var", "w"), ("stddev", "m"))),
-    *(agg("approx_quantile", column, quantile=q) for column, q in (("f", 0.3), ("f", 1), ("w", 0.5), ("m", 0))),
-    *(agg("top_k", column, **COUNTED) for column in ("f", "s")),
-    *(agg(kind, column, **BOUNDED) for kind in ("collect_set", "collect_list") for column in ("f", "t")),
-    *(agg(kind, v, by=by) for kind in ("min_by", "max_by") for v, by in (("f", "w"), ("w", "f"), ("t", "s"))),
-    Aggregation(agg=Spread, columns={"left": "f", "right": "w"}, as_="spread"),
+    build_aggregation("count"),
+    *(build_aggregation(kind, column) for kind, column in (("var", "f"), ("var", "w"), ("stddev", "m"))),
+    *(build_aggregation("approx_quantile", column, quantile=q) for column, q in (("f", 0.3), ("f", 1), ("w", 0.5), ("m", 0))),
+    *(build_aggregation("top_k", column, **COUNTED) for column in ("f", "s")),
+    *(build_aggregation(kind, column, **BOUNDED) for kind in ("collect_set", "collect_list") for column in ("f", "t")),
+    *(build_aggregation(kind, v, by=by) for kind in ("min_by", "max_by") for v, by in (("f", "w"), ("w", "f"), ("t", "s"))),
+    Aggregation(agg=ProductSpread, columns={"left": "f", "right": "w"}, as_="spread"),
 ]  # fmt: skip
 
 
-def window(kind: str, aggregations: list[Aggregation] = ALL, **given_: Any) -> Window:
+def window_with_aggregations(kind: str, aggregations: list[Aggregation] = ALL, **given_: Any) -> Window:
     return Window(**{"group_by": ["k", "u"], "aggregations": aggregations, **SHAPES[kind], **given_})
 
 
 @st.composite
-def rows(draw: st.DrawFn, most: int = 20) -> list[dict[str, Any]]:
+def aggregation_rows(draw: st.DrawFn, most: int = 20) -> list[dict[str, Any]]:
     """Draw rows in event-time order with few distinct values, so that ties occur."""
     drawn_rows = draw(ordered_rows(most))
     for row in drawn_rows:
@@ -86,31 +86,31 @@ def rows(draw: st.DrawFn, most: int = 20) -> list[dict[str, Any]]:
     return drawn_rows
 
 
-def oracle_answer(kind: str, given_: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def oracle_rows(kind: str, given_: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compute built-in aggregations by the oracle, and the user-defined one by a loop in this module."""
-    shape = window(kind, ALL[:-1])
+    shape = window_with_aggregations(kind, ALL[:-1])
     expected_rows = []
-    for row in window_oracle.batch_windows(
-        window(kind, [Aggregation(agg="collect_list", column="id", as_="ids", **BOUNDED)]), given_
+    for row in window_oracle.compute_windows_over_all_rows(
+        window_with_aggregations(kind, [Aggregation(agg="collect_list", column="id", as_="ids", **BOUNDED)]), given_
     ):
-        members = [r for r in given_ if r["id"] in row["ids"] and same_key(r, row)]
+        members = [r for r in given_ if r["id"] in row["ids"] and has_same_key(r, row)]
         plain = {k: v for k, v in row.items() if k != "ids"}
         expected_rows.append(
-            {**plain, **window_oracle.aggregate(shape.aggregations, members), "spread": spread(members)}
+            {**plain, **window_oracle.aggregate(shape.aggregations, members), "spread": expected_spread(members)}
         )
     return expected_rows
 
 
-def same_key(a: Any, b: Any) -> bool:
+def has_same_key(a: Any, b: Any) -> bool:
     return all(window_oracle.canonical_value(a[k]) == window_oracle.canonical_value(b[k]) for k in ("k", "u"))
 
 
-def plain(value: Any) -> Any:
+def normalize_value(value: Any) -> Any:
     """Normalize a value for comparison: NaN as a word, times in µs, floats with ten digits."""
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items() if k not in ("session_id", "_epoch")}
+        return {k: normalize_value(v) for k, v in value.items() if k not in ("session_id", "_epoch")}
     if isinstance(value, list):
-        return [plain(v) for v in value]
+        return [normalize_value(v) for v in value]
     if hasattr(value, "timestamp"):
         return round(value.timestamp() * 1_000_000)
     if isinstance(value, float) and math.isfinite(value):
@@ -118,8 +118,8 @@ def plain(value: Any) -> Any:
     return window_oracle.canonical_value(value)
 
 
-def answer(output_rows: list[Any]) -> list[Any]:
-    return sorted((sorted(plain(r).items()) for r in output_rows), key=repr)
+def comparable_rows(output_rows: list[Any]) -> list[Any]:
+    return sorted((sorted(normalize_value(r).items()) for r in output_rows), key=repr)
 
 
 @pytest.mark.semantics("aggregations")
@@ -127,37 +127,48 @@ def answer(output_rows: list[Any]) -> list[Any]:
 @given(data=st.data())
 def test_ordered_input_gives_the_batch_result(kind: str, data: st.DataObject) -> None:
     """Variance, quantiles, lists, rankings and a user-defined aggregation match the oracle in each window kind."""
-    given_ = data.draw(rows())
-    result = run_local(
-        window(kind), script(data.draw(splits(given_))), SCHEMA, shards=data.draw(st.sampled_from([1, 3]))
+    given_ = data.draw(aggregation_rows())
+    result = run_local_script(
+        window_with_aggregations(kind),
+        nonempty_epoch_inputs(data.draw(micro_batches(given_))),
+        SCHEMA,
+        shards=data.draw(st.sampled_from([1, 3])),
     )
-    assert answer(result.rows) == answer(oracle_answer(kind, given_))
+    assert comparable_rows(result.rows) == comparable_rows(oracle_rows(kind, given_))
 
 
 @KINDS
 @given(data=st.data())
 def test_disorder_and_crashes_do_not_change_results(kind: str, data: st.DataObject) -> None:
-    given_ = data.draw(rows(most=12))
+    given_ = data.draw(aggregation_rows(most=12))
     shuffled = data.draw(st.permutations(given_))
     dying: list[Any] = []
-    for epoch in script(data.draw(splits(shuffled))):
-        dying += [*data.draw(st.lists(st.sampled_from([Crash(s) for s in KILL_POINTS]), max_size=1)), epoch]
-    result = run_local(
-        window(kind, lateness_ms="1h"), dying, SCHEMA, reshard_after=data.draw(st.sampled_from([None, 0]))
+    for epoch in nonempty_epoch_inputs(data.draw(micro_batches(shuffled))):
+        dying += [*data.draw(st.lists(st.sampled_from([DriverCrash(s) for s in KILL_POINTS]), max_size=1)), epoch]
+    result = run_local_script(
+        window_with_aggregations(kind, lateness_ms="1h"),
+        dying,
+        SCHEMA,
+        reshard_after=data.draw(st.sampled_from([None, 0])),
     )
     assert result.counters.rows_late == 0
-    assert answer(result.rows) == answer(oracle_answer(kind, given_))
+    assert comparable_rows(result.rows) == comparable_rows(oracle_rows(kind, given_))
 
 
 @given(data=st.data())
-def test_group_limit_admits_same_groups_for_rows_lifted_in_sql_or_shards(data: st.DataObject) -> None:
-    given_ = data.draw(st.permutations(data.draw(rows())))
-    epochs = script(data.draw(splits(given_)))
+def test_group_limit_admits_the_same_groups_when_lift_runs_in_sql_or_in_shards(data: st.DataObject) -> None:
+    given_ = data.draw(st.permutations(data.draw(aggregation_rows())))
+    epochs = nonempty_epoch_inputs(data.draw(micro_batches(given_)))
     few = {"max_groups_per_window": 3, "on_state_cap": "drop_new_groups"}
     for kind in ("tumbling", "hopping"):
-        both = [run_local(window(kind, a, **few), epochs, SCHEMA, shards=2) for a in (ALL[:1], [ALL[0], ALL[-1]])]
+        both = [
+            run_local_script(window_with_aggregations(kind, a, **few), epochs, SCHEMA, shards=2)
+            for a in (ALL[:1], [ALL[0], ALL[-1]])
+        ]
         assert both[0].counters == both[1].counters
-        assert answer([{k: v for k, v in r.items() if k != "spread"} for r in both[1].rows]) == answer(both[0].rows)
+        assert comparable_rows(
+            [{k: v for k, v in r.items() if k != "spread"} for r in both[1].rows]
+        ) == comparable_rows(both[0].rows)
 
 
 @KINDS
@@ -166,9 +177,9 @@ def test_variance_error_is_bounded_for_mean_far_from_zero(kind: str, column: str
     """For 1e9 ± 1, a double has enough digits for the distances from the mean, but not for the squares."""
     values = {"a": [1e9 + n % 3 - 1 for n in range(300)], "b": [1e-9 * n for n in range(300)], "c": [0.1] * 300}[column]
     given_ = [{"ts": n // 40 * 1000, "k": 0.0, "u": "a", "f": v} for n, v in enumerate(values)]
-    shape = window(kind, [agg("var", "f"), agg("count", "f")])
-    result = run_local(shape, [RowsInput({"a": given_[n : n + 7]}) for n in range(0, 300, 7)], SCHEMA)
-    expected = {(r["window_start"]): r for r in window_oracle.batch_windows(shape, given_)}
+    shape = window_with_aggregations(kind, [build_aggregation("var", "f"), build_aggregation("count", "f")])
+    result = run_local_script(shape, [MicroBatch({"a": given_[n : n + 7]}) for n in range(0, 300, 7)], SCHEMA)
+    expected = {(r["window_start"]): r for r in window_oracle.compute_windows_over_all_rows(shape, given_)}
     assert len(result.rows) == len(expected) > 0
     for row in result.rows:
         n, exact = row["count_f_None"], expected[row["window_start"]]["var_f_None"]
@@ -191,9 +202,13 @@ def test_quantile_rank_error_is_bounded_for_any_batch_size(kind: str, size: int)
         {"ts": n % 20 * 1000, "k": 0.0, "u": "a", "f": NAN if n % 10 == 3 else float((n * 7919) % 20_011)}
         for n in range(20_000 if size > 3 else 450)
     ]
-    aggregations = [agg("approx_quantile", "f", quantile=q) for q in quantiles]
-    shape = window(kind, [*aggregations, agg("collect_list", "f", max_values_per_group=30_000)], lateness_ms="1s")
-    result = run_local(shape, [RowsInput({"a": given_[n : n + size]}) for n in range(0, len(given_), size)], SCHEMA)
+    aggregations = [build_aggregation("approx_quantile", "f", quantile=q) for q in quantiles]
+    shape = window_with_aggregations(
+        kind, [*aggregations, build_aggregation("collect_list", "f", max_values_per_group=30_000)], lateness_ms="1s"
+    )
+    result = run_local_script(
+        shape, [MicroBatch({"a": given_[n : n + size]}) for n in range(0, len(given_), size)], SCHEMA
+    )
     assert result.rows
     for row in result.rows:
         values = sorted(row["collect_list_f_None"], key=window_oracle.sort_key)
@@ -212,9 +227,9 @@ def test_quantile_rank_error_is_bounded_for_any_batch_size(kind: str, size: int)
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        (agg("collect_set", "x", max_values_per_group=2), 'has 3 distinct values of "x" in one group, but max_values_per_group is 2; raise it, or use'),
-        (agg("collect_list", "x", max_values_per_group=2), 'has 3 values of "x" in one group, but max_values_per_group is 2; raise it, or use collect_set'),
-        (agg("top_k", "x", k=1, max_distinct_values_per_group=2), 'has 3 distinct values of "x" in one group, but max_distinct_values_per_group is 2'),
+        (build_aggregation("collect_set", "x", max_values_per_group=2), 'has 3 distinct values of "x" in one group, but max_values_per_group is 2; raise it, or use'),
+        (build_aggregation("collect_list", "x", max_values_per_group=2), 'has 3 values of "x" in one group, but max_values_per_group is 2; raise it, or use collect_set'),
+        (build_aggregation("top_k", "x", k=1, max_distinct_values_per_group=2), 'has 3 distinct values of "x" in one group, but max_distinct_values_per_group is 2'),
     ],
 )  # fmt: skip
 def test_group_over_value_limit_fails_the_run(kind: str, epochs: int, given_: Aggregation, message: str) -> None:
@@ -222,6 +237,6 @@ def test_group_over_value_limit_fails_the_run(kind: str, epochs: int, given_: Ag
     input_rows = [{"ts": n * 1000, "k": 0.0, "u": "a", "x": n} for n in range(3)]
     cut = [input_rows] if epochs == 1 else [[r] for r in input_rows]
     enough = given_.model_copy(update={"max_values_per_group": 3, "max_distinct_values_per_group": 3})
-    run_local(window(kind, [enough]), script(cut), SCHEMA)
+    run_local_script(window_with_aggregations(kind, [enough]), nonempty_epoch_inputs(cut), SCHEMA)
     with pytest.raises(LimitExceededError, match=message):
-        run_local(window(kind, [given_]), script(cut), SCHEMA)
+        run_local_script(window_with_aggregations(kind, [given_]), nonempty_epoch_inputs(cut), SCHEMA)

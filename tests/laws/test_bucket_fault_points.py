@@ -14,9 +14,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.laws.generators import seeds
+from tests.laws.generators import seed_runner
 from tests.support.case_selection import exhaustive, select_cases
-from tests.support.servers.object_store import S3, Fault, FaultyProxy
+from tests.support.servers.object_store import Fault, FaultyProxy, S3Server
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.connectors.files.output_directory import open_directory
@@ -83,13 +83,15 @@ class RestartedPipeline(LocalPipeline):
         raise AssertionError(self.errors)
 
 
-def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple[Answer, list[SlackwaterError], int]:
+def run_with_faults(
+    s3: S3Server, proxy: FaultyProxy, judge: Callable[[str, str], Fault]
+) -> tuple[Answer, list[SlackwaterError], int]:
     """Run, and return the rows in the target, the errors, and the number of requests of the run."""
-    url = s3.bucket(f"b{uuid.uuid4().hex}")
+    url = s3.create_bucket(f"b{uuid.uuid4().hex}")
     object_store._clients.clear()
     proxy.seen.clear()
     proxy.judge = judge
-    test = RestartedPipeline(url, {**s3.options(proxy.port), "timeout": "5s", "connect_timeout": "5s"})
+    test = RestartedPipeline(url, {**s3.connection_options(proxy.port), "timeout": "5s", "connect_timeout": "5s"})
     try:
         for rows in EPOCHS:
             test.pipe(rows)
@@ -100,8 +102,8 @@ def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple
         proxy.judge = lambda method, path: ""
         requests = len(proxy.seen)
         test.close()
-    files = sorted(open_directory(f"{url}/out", s3.options()).local_copy().glob("*.parquet"))
-    assert verify_state(FilesStore(url, "law", s3.options())).problems == []
+    files = sorted(open_directory(f"{url}/out", s3.connection_options()).local_copy().glob("*.parquet"))
+    assert verify_state(FilesStore(url, "law", s3.connection_options())).problems == []
     return (
         sorted(pl.concat(map(pl.read_parquet, files)).select("u", "window_start", "n", "ids").rows()),
         test.errors,
@@ -110,37 +112,39 @@ def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple
 
 
 @pytest.fixture
-def proxy(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    seeds.hide_warnings()
+def s3_proxy(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    seed_runner.hide_warnings()
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
     monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)  # the order of requests is the same in every run
-    with FaultyProxy.in_front_of(s3.port) as faulty_proxy:
+    with FaultyProxy.start_proxy(s3.port) as faulty_proxy:
         yield faulty_proxy
 
 
-def hit_at(number: int, fault: Fault) -> Callable[[str, str], Fault]:
+def inject_fault_once(number: int, fault: Fault) -> Callable[[str, str], Fault]:
     count = itertools.count()
     return lambda method, path: fault if next(count) == number else ""
 
 
-def check(s3: S3, proxy: FaultyProxy, fault: Fault, points: Callable[[int], list[int]]) -> None:
-    expected, errors, requests = run(s3, proxy, lambda method, path: "")
+def check_fault_points(s3: S3Server, proxy: FaultyProxy, fault: Fault, points: Callable[[int], list[int]]) -> None:
+    expected, errors, requests = run_with_faults(s3, proxy, lambda method, path: "")
     assert expected and not errors
     for point in points(requests):
         proxy.faults.clear()
-        actual, errors, _ = run(s3, proxy, hit_at(point, fault))
+        actual, errors, _ = run_with_faults(s3, proxy, inject_fault_once(point, fault))
         where = (fault, point, proxy.faults, errors)
         assert actual == expected and len(proxy.faults) <= 1, where  # a run may send one request less than the first
         assert len(errors) < 2 and not any("\n" in str(error) for error in errors), where
 
 
 @pytest.mark.parametrize("fault", select_cases(FAULTS))
-def test_a_fault_at_a_few_requests_of_a_run_changes_no_row(fault: Fault, s3: S3, proxy: FaultyProxy) -> None:
-    check(s3, proxy, fault, lambda requests: random.Random(fault).sample(range(requests), 4))
+def test_a_fault_at_a_few_requests_of_a_run_changes_no_row(fault: Fault, s3: S3Server, s3_proxy: FaultyProxy) -> None:
+    check_fault_points(s3, s3_proxy, fault, lambda requests: random.Random(fault).sample(range(requests), 4))
 
 
 @exhaustive(beside="test_bucket_fault_points.py::test_a_fault_at_a_few_requests_of_a_run_changes_no_row")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_at_every_seventh_request_of_a_run_changes_no_row(fault: Fault, s3: S3, proxy: FaultyProxy) -> None:
-    check(s3, proxy, fault, lambda requests: list(range(FAULTS.index(fault) % 7, requests, 7)))
+def test_a_fault_at_every_seventh_request_of_a_run_changes_no_row(
+    fault: Fault, s3: S3Server, s3_proxy: FaultyProxy
+) -> None:
+    check_fault_points(s3, s3_proxy, fault, lambda requests: list(range(FAULTS.index(fault) % 7, requests, 7)))

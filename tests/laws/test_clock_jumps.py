@@ -10,8 +10,15 @@ import random
 from typing import Any
 
 import pytest
-from tests.laws.generators import seeds
-from tests.laws.generators.random_graphs import SCHEMA, SOURCES, content, emitted, graph, pipeline
+from tests.laws.generators import seed_runner
+from tests.laws.generators.random_stage_graph_runs import (
+    SCHEMA,
+    SOURCES,
+    build_stage_pipeline,
+    comparable_rows,
+    draw_stages,
+    emitted_rows,
+)
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
@@ -22,15 +29,15 @@ HOUR_MS = 3_600_000
 COUNT = [sw.Aggregation(agg="count", as_="n")]
 
 
-def answer(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int, int]], dict[str, Any]]:
+def run_random_graph(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int, int]], dict[str, Any]]:
     """Run the graph of a seed. Return the results by stage, the watermarks after each epoch, and the counters.
 
     `jumps`: set the clock forward or back before some epochs, by about a day or an hour.
     """
     rng, clock = random.Random(seed), random.Random(-1 - seed)
     lateness = rng.choice([0, 10])
-    stages = graph(rng, lateness)
-    spec, now_ms = pipeline(stages), 0
+    stages = draw_stages(rng, lateness)
+    spec, now_ms = build_stage_pipeline(stages), 0
     names = [s.name for s in spec.sources]
     watched = [s.name for s in stages if s.name not in {t.from_ for t in spec.targets}]
     watermarks: list[tuple[int, int]] = []
@@ -58,15 +65,15 @@ def answer(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int
     counted = {
         s.name: {k: s.counters.get(k, 0) for k in ("rows_in", "rows_used", "rows_bad", "late")} for s in state.stages
     }
-    return {s.name: content(s, emitted(s, result.stages[s.name])) for s in stages}, watermarks, counted
+    return {s.name: comparable_rows(s, emitted_rows(s, result.stages[s.name])) for s in stages}, watermarks, counted
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, 60, 10)))
 def test_results_and_watermarks_do_not_depend_on_the_clock(first: int) -> None:
-    seeds.hide_warnings()
+    seed_runner.hide_warnings()
     assert len(SOURCES) == 3
     for seed in range(first, first + 10):
-        steady, jumped = answer(seed, jumps=False), answer(seed, jumps=True)
+        steady, jumped = run_random_graph(seed, jumps=False), run_random_graph(seed, jumps=True)
         assert jumped == steady, f"seed {seed}"
         latest: dict[int, int] = {}
         for stage, watermark in jumped[1]:

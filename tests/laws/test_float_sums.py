@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.laws.generators.row_strategies import KINDS, MS, SHAPES
-from tests.support.exact_sums import bits, expected
-from tests.support.script import KILL_POINTS, Crash, RowsInput, run_local
+from tests.support.exact_float_statistics import compute_exact_sum_average_variance, encode_float_bits
+from tests.support.local_pipeline_script import KILL_POINTS, DriverCrash, MicroBatch, run_local_script
 
 import slackwater as sw
 from slackwater.core.schema import Field
@@ -31,7 +31,7 @@ AGGS = ("sum", "avg", "var", "stddev")
 SPECS = [sw.Aggregation(agg=a, column="v", as_=a) for a in AGGS]
 
 
-def value(chance: random.Random) -> float:
+def draw_float(chance: random.Random) -> float:
     draw = chance.randrange(8)
     if draw == 0:
         return chance.uniform(-1, 1) * 2.0 ** chance.randint(-1074, 1020)
@@ -44,8 +44,8 @@ def value(chance: random.Random) -> float:
     return round(chance.uniform(-100, 100), chance.randint(0, 12))
 
 
-def values(chance: random.Random, most: int = 14) -> list[float]:
-    some = [value(chance) for _ in range(chance.randint(1, most))]
+def draw_floats(chance: random.Random, most: int = 14) -> list[float]:
+    some = [draw_float(chance) for _ in range(chance.randint(1, most))]
     if chance.random() < 0.3:  # all values cancel
         some += [-v for v in some]
     if chance.random() < 0.2:
@@ -56,19 +56,19 @@ def values(chance: random.Random, most: int = 14) -> list[float]:
     return some
 
 
-def distance(a: float, b: float) -> float:
+def distance_in_ulps(a: float, b: float) -> float:
     """Return the distance in units of the last place, 0 for equal values."""
-    if bits(a) == bits(b) or a == b:
+    if encode_float_bits(a) == encode_float_bits(b) or a == b:
         return 0
     return abs(a - b) / math.ulp(b)
 
 
-def merged(agg: AggregateFunction, parts: list[pl.DataFrame]) -> pl.DataFrame:
+def merge_accumulators(agg: AggregateFunction, parts: list[pl.DataFrame]) -> pl.DataFrame:
     """Merge the accumulators of several groups into one group."""
     return pl.DataFrame(agg.merge_adjacent(pl.concat(parts), np.array([0])))
 
 
-def folded(agg: AggregateFunction, numbers: list[float], chance: random.Random) -> pl.DataFrame:
+def accumulate_in_random_order(agg: AggregateFunction, numbers: list[float], chance: random.Random) -> pl.DataFrame:
     """Return the accumulators of the numbers, merged in a random order and grouping."""
     numbers = chance.sample(numbers, len(numbers))
     rows = pl.DataFrame({"ts": range(len(numbers)), "v": numbers}, schema={"ts": pl.Int64, "v": pl.Float64})
@@ -76,7 +76,7 @@ def folded(agg: AggregateFunction, numbers: list[float], chance: random.Random) 
     parts = [lifted[i : i + 1] for i in range(len(numbers))]
     while len(parts) > 1:
         size = chance.randint(2, 5)
-        parts = [*parts[size:], merged(agg, parts[:size])]
+        parts = [*parts[size:], merge_accumulators(agg, parts[:size])]
     return parts[0]
 
 
@@ -86,20 +86,23 @@ def test_accumulator_and_result_are_independent_of_order_and_grouping(which: str
     needed_limbs = 0
     for seed in range(EXAMPLES):
         chance = random.Random(seed)
-        numbers = values(chance)
-        first, second = folded(agg, numbers, chance), folded(agg, numbers, chance)
+        numbers = draw_floats(chance)
+        first, second = (
+            accumulate_in_random_order(agg, numbers, chance),
+            accumulate_in_random_order(agg, numbers, chance),
+        )
         needed_limbs += first["x.limbs"].null_count() == 0
         assert [*map(repr, first.row(0))] == [*map(repr, second.row(0))], (seed, numbers)
         result = agg.finish(first)[0]
-        total, average, variance = expected(numbers)
+        total, average, variance = compute_exact_sum_average_variance(numbers)
         if which in ("sum", "avg"):
-            assert bits(result) == bits(total if which == "sum" else average), (seed, numbers)
+            assert encode_float_bits(result) == encode_float_bits(total if which == "sum" else average), (seed, numbers)
         elif len(numbers) < 2:
             assert result is None
         elif which == "var":
-            assert distance(result, variance) <= 2, (seed, numbers, result, variance)
+            assert distance_in_ulps(result, variance) <= 2, (seed, numbers, result, variance)
         elif 0 < variance < math.inf:
-            assert distance(result, math.sqrt(variance)) <= 4 or variance < 1e-300, (seed, numbers)
+            assert distance_in_ulps(result, math.sqrt(variance)) <= 4 or variance < 1e-300, (seed, numbers)
         elif variance == math.inf:
             assert result > 1e150, (seed, numbers)
     assert needed_limbs > EXAMPLES / 10
@@ -108,9 +111,13 @@ def test_accumulator_and_result_are_independent_of_order_and_grouping(which: str
 def test_stddev_is_finite_when_squares_exceed_the_largest_double() -> None:
     agg = bind_aggregation(sw.Aggregation(agg="stddev", column="v", as_="x"), Field("v", "double"))
     chance = random.Random(1)
-    assert agg.finish(folded(agg, [1.2e308, 1.2e308, 1.0, -1.2e308, -1.2e308], chance))[0] == 1.2e308
-    assert agg.finish(folded(agg, [3e-200, 1e-200], chance))[0] == pytest.approx(math.sqrt(2) * 1e-200, rel=1e-15)
-    assert agg.finish(folded(agg, [1e9 + 0.1] * 7, chance))[0] == 0.0
+    assert (
+        agg.finish(accumulate_in_random_order(agg, [1.2e308, 1.2e308, 1.0, -1.2e308, -1.2e308], chance))[0] == 1.2e308
+    )
+    assert agg.finish(accumulate_in_random_order(agg, [3e-200, 1e-200], chance))[0] == pytest.approx(
+        math.sqrt(2) * 1e-200, rel=1e-15
+    )
+    assert agg.finish(accumulate_in_random_order(agg, [1e9 + 0.1] * 7, chance))[0] == 0.0
 
 
 @pytest.mark.semantics("aggregations")
@@ -122,16 +129,16 @@ def test_float_results_are_bit_identical_across_epochs_shards_and_crashes(kind: 
     window = sw.Window(group_by=["k"], aggregations=SPECS, lateness_ms="1h", **SHAPES[kind])
     for seed in range(max(EXAMPLES // 30, 2)):
         chance = random.Random(seed)
-        rows = [{"ts": n % 7 * MS, "k": chance.choice("ab"), "v": v} for n, v in enumerate(values(chance, 20))]
+        rows = [{"ts": n % 7 * MS, "k": chance.choice("ab"), "v": v} for n, v in enumerate(draw_floats(chance, 20))]
 
         def answer(window: Any = window, rows: Any = rows, chance: Any = chance) -> list[Any]:
             cut = chance.randint(1, len(rows))
             mixed = chance.sample(rows, len(rows))
-            script: list[Any] = [RowsInput({"a": mixed[i : i + cut]}) for i in range(0, len(mixed), cut)]
-            script.insert(chance.randrange(len(script)), Crash(chance.choice(KILL_POINTS)))
+            script: list[Any] = [MicroBatch({"a": mixed[i : i + cut]}) for i in range(0, len(mixed), cut)]
+            script.insert(chance.randrange(len(script)), DriverCrash(chance.choice(KILL_POINTS)))
             schema = {"k": "string", "v": "double"}
-            output_rows = run_local(window, script, schema, shards=chance.choice([1, 3])).rows
-            return sorted((r["window_start"], r["k"], *(bits(r[a]) for a in AGGS)) for r in output_rows)
+            output_rows = run_local_script(window, script, schema, shards=chance.choice([1, 3])).rows
+            return sorted((r["window_start"], r["k"], *(encode_float_bits(r[a]) for a in AGGS)) for r in output_rows)
 
         assert answer() == answer(), seed
 
@@ -151,9 +158,9 @@ def test_state_with_legacy_float_sums_is_carried_over(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as earlier:
         earlier.setattr(aggregations, "KINDS", {**aggregations.KINDS, **dict.fromkeys(AGGS, former)})
-        run_local(
+        run_local_script(
             window,
-            [RowsInput({"a": rows[:3]}), RowsInput({"a": rows[3:4]})],
+            [MicroBatch({"a": rows[:3]}), MicroBatch({"a": rows[3:4]})],
             schema,
             state_dir=str(tmp_path),
             flush=False,
@@ -164,9 +171,9 @@ def test_state_with_legacy_float_sums_is_carried_over(tmp_path: Path, monkeypatc
         held = pl.concat([snapshot.reader(s, logic).scan() for s in range(2)])
         assert {"var.mean", "sum.sum"} <= set(held.columns)
         assert "sum.rest" not in held.columns
-    result = run_local(window, [RowsInput({"a": rows[4:]})], schema, state_dir=str(tmp_path))
+    result = run_local_script(window, [MicroBatch({"a": rows[4:]})], schema, state_dir=str(tmp_path))
     (row,) = result.rows
-    _, _, variance = expected(numbers)
+    _, _, variance = compute_exact_sum_average_variance(numbers)
     assert row["sum"] == pytest.approx(sum(numbers), rel=1e-15)
     assert row["avg"] == row["sum"] / 5
     assert row["var"] == pytest.approx(variance, rel=1e-12)

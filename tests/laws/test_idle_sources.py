@@ -12,53 +12,65 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.laws.generators.contract_scripts import (
+from tests.laws.generators.ten_second_windows import S, rows_for_seconds, ten_second_window
+from tests.laws.generators.window_law_strategies import (
     LAW,
     SCHEMA,
-    ascending,
+    build_oracle_spec,
+    build_window_from_spec,
     check_row_count,
-    spec_of,
-    table,
-    two_sources,
-    window_of,
+    comparable_rows,
+    ordered_rows,
+    two_source_script,
 )
-from tests.laws.generators.short_windows import S, rows_at, window
 from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import select_cases
-from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
+from tests.support.local_pipeline_script import (
+    KILL_POINTS,
+    DriverCrash,
+    LocalResult,
+    MicroBatch,
+    QuietInterval,
+    run_local_script,
+)
 
 from slackwater.config.window import Window
 from slackwater.testing.memory_target import START_US
 
 USERS = {"u": "string"}
 BOTH = ("a", "b")
-Script = Sequence[RowsInput | Quiet | Crash]
+Script = Sequence[MicroBatch | QuietInterval | DriverCrash]
 
 
-def run(script: Script, given_: Window | None = None, sources: Sequence[str] = BOTH, **more: Any) -> LocalResult:
-    return run_local(given_ or window(), script, USERS, sources, flush=False, **more)
+def run_script_without_flush(
+    script: Script, given_: Window | None = None, sources: Sequence[str] = BOTH, **more: Any
+) -> LocalResult:
+    return run_local_script(given_ or ten_second_window(), script, USERS, sources, flush=False, **more)
 
 
-def watermark(*script: Any, **more: Any) -> float:
-    return run(script, **more).watermark_us / S
+def compute_final_watermark_s(*script: Any, **more: Any) -> float:
+    return run_script_without_flush(script, **more).watermark_us / S
 
 
-def idle(result: LocalResult) -> list[str]:
+def list_idle_sources(result: LocalResult) -> list[str]:
     return [s.name for s in result.statuses[-1].sources if s.idle]
 
 
-def ticks(seconds: int, every: int = 10) -> list[Quiet]:
-    return [Quiet(1000 * every)] * (seconds // every)
+def build_quiet_intervals(seconds: int, every: int = 10) -> list[QuietInterval]:
+    return [QuietInterval(1000 * every)] * (seconds // every)
 
 
 # -- lateness and the future -----------------------------------------------------------------------------------------
 
 
 def test_source_lateness_overrides_the_lateness_of_the_window() -> None:
-    rows = RowsInput({"a": rows_at(100), "b": rows_at(100)})
-    assert watermark(rows, given_=window(lateness_ms="5s")) == 95
-    assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"b": 30_000}) == 70
-    assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"a": 0, "b": 1000}) == 99
+    rows = MicroBatch({"a": rows_for_seconds(100), "b": rows_for_seconds(100)})
+    assert compute_final_watermark_s(rows, given_=ten_second_window(lateness_ms="5s")) == 95
+    assert compute_final_watermark_s(rows, given_=ten_second_window(lateness_ms="5s"), lateness_ms={"b": 30_000}) == 70
+    assert (
+        compute_final_watermark_s(rows, given_=ten_second_window(lateness_ms="5s"), lateness_ms={"a": 0, "b": 1000})
+        == 99
+    )
 
 
 @pytest.mark.semantics("wrong-dates")
@@ -67,22 +79,24 @@ def test_row_beyond_max_future_is_bad_and_does_not_move_the_watermark() -> None:
     watermark.
     """
     bound = START_US + 3600 * S
-    hour = window(max_future_ms="1h")
+    hour = ten_second_window(max_future_ms="1h")
     rows = [{"ts": t, "u": "x"} for t in (bound, bound + 1, None)]
-    result = run([RowsInput({"a": rows})], hour, ["a"])
+    result = run_script_without_flush([MicroBatch({"a": rows})], hour, ["a"])
     assert (result.watermark_us, result.counters.rows_bad) == (bound, 2)
     check_row_count(result, 3, bad=2)
-    alone = run([RowsInput({"a": rows_at(100)}), RowsInput({"a": [{"ts": bound + 1, "u": "x"}]})], hour, ["a"])
+    alone = run_script_without_flush(
+        [MicroBatch({"a": rows_for_seconds(100)}), MicroBatch({"a": [{"ts": bound + 1, "u": "x"}]})], hour, ["a"]
+    )
     assert alone.watermark_us == 100 * S
     check_row_count(alone, 2, bad=1)
 
 
 def test_max_future_is_relative_to_the_current_clock() -> None:
     """A row 1 ms beyond the bound is bad. The same time is good after the clock has moved."""
-    rows = RowsInput({"a": [{"ts": START_US + 1000, "u": "x"}]})
-    zero = window(max_future_ms=0)
-    assert run([rows], zero, ["a"]).counters.rows_bad == 1
-    later = run([RowsInput({"a": rows_at(1)}), Quiet(1), rows], zero, ["a"])
+    rows = MicroBatch({"a": [{"ts": START_US + 1000, "u": "x"}]})
+    zero = ten_second_window(max_future_ms=0)
+    assert run_script_without_flush([rows], zero, ["a"]).counters.rows_bad == 1
+    later = run_script_without_flush([MicroBatch({"a": rows_for_seconds(1)}), QuietInterval(1), rows], zero, ["a"])
     assert (later.counters.rows_bad, later.watermark_us) == (0, START_US + 1000)
 
 
@@ -90,9 +104,9 @@ def test_source_with_only_bad_rows_is_not_idle_and_holds_the_watermark() -> None
     future = [{"ts": START_US + 2 * 86_400 * S, "u": "x"}]
     script: list[Any] = []
     for n in range(4):
-        script += [RowsInput({"a": rows_at(100 + n), "b": future}), Quiet(40_000)]
-    result = run(script)
-    assert idle(result) == []
+        script += [MicroBatch({"a": rows_for_seconds(100 + n), "b": future}), QuietInterval(40_000)]
+    result = run_script_without_flush(script)
+    assert list_idle_sources(result) == []
     assert result.statuses[-1].watermark_us is None
 
 
@@ -100,17 +114,22 @@ def test_source_with_only_bad_rows_is_not_idle_and_holds_the_watermark() -> None
 
 
 def test_source_without_rows_holds_the_watermark_until_idle() -> None:
-    assert run([RowsInput({"a": rows_at(100)}), Quiet(59_999)]).statuses[-1].watermark_us is None
-    result = run(
+    assert (
+        run_script_without_flush([MicroBatch({"a": rows_for_seconds(100)}), QuietInterval(59_999)])
+        .statuses[-1]
+        .watermark_us
+        is None
+    )
+    result = run_script_without_flush(
         [
-            RowsInput({"a": rows_at(100)}),
-            Quiet(59_999),
-            RowsInput({"a": rows_at(101)}),
-            Quiet(1),
-            RowsInput({"a": rows_at(102)}),
+            MicroBatch({"a": rows_for_seconds(100)}),
+            QuietInterval(59_999),
+            MicroBatch({"a": rows_for_seconds(101)}),
+            QuietInterval(1),
+            MicroBatch({"a": rows_for_seconds(102)}),
         ]
     )
-    assert (result.watermark_us, idle(result)) == (102 * S, ["b"])
+    assert (result.watermark_us, list_idle_sources(result)) == (102 * S, ["b"])
 
 
 def test_watermark_advances_past_an_idle_source_and_never_moves_back() -> None:
@@ -120,18 +139,18 @@ def test_watermark_advances_past_an_idle_source_and_never_moves_back() -> None:
     b           ●50     ○   60 s ○    ○     ●120   ●250
     watermark    50      50      150  200    200    250
     """
-    script: list[Any] = [RowsInput({"a": rows_at(100), "b": rows_at(50)})]
+    script: list[Any] = [MicroBatch({"a": rows_for_seconds(100), "b": rows_for_seconds(50)})]
     expected = [50]
     for item, seconds in (
-        ([RowsInput({"a": rows_at(150)})], 50),
-        ([*ticks(50), RowsInput({"a": rows_at(150)}), Quiet(10_000)], 150),
-        ([RowsInput({"a": rows_at(200)})], 200),
-        ([RowsInput({"b": rows_at(120)})], 200),
-        ([RowsInput({"a": rows_at(300), "b": rows_at(250)})], 250),
+        ([MicroBatch({"a": rows_for_seconds(150)})], 50),
+        ([*build_quiet_intervals(50), MicroBatch({"a": rows_for_seconds(150)}), QuietInterval(10_000)], 150),
+        ([MicroBatch({"a": rows_for_seconds(200)})], 200),
+        ([MicroBatch({"b": rows_for_seconds(120)})], 200),
+        ([MicroBatch({"a": rows_for_seconds(300), "b": rows_for_seconds(250)})], 250),
     ):
         script += item
         expected.append(seconds)
-        result = run(script)
+        result = run_script_without_flush(script)
         assert result.watermark_us == seconds * S, script
     watermarks = [s.watermark_us for s in result.statuses]
     assert watermarks == sorted(watermarks), "it never goes back"
@@ -140,34 +159,44 @@ def test_watermark_advances_past_an_idle_source_and_never_moves_back() -> None:
 
 
 def test_watermark_does_not_move_while_all_sources_are_idle() -> None:
-    result = run([RowsInput({"a": rows_at(100), "b": rows_at(50)}), *ticks(7200)])
-    assert (result.watermark_us, idle(result)) == (50 * S, ["a", "b"])
+    result = run_script_without_flush(
+        [MicroBatch({"a": rows_for_seconds(100), "b": rows_for_seconds(50)}), *build_quiet_intervals(7200)]
+    )
+    assert (result.watermark_us, list_idle_sources(result)) == (50 * S, ["a", "b"])
     assert [r["window_start"] for r in result.rows] == [], "the window of 50 is open"
 
 
 @pytest.mark.parametrize(("first", "stays"), [("a", 50), ("b", 110)])
 def test_idle_close_does_not_depend_on_the_source_that_was_silent_first(first: str, stays: int) -> None:
     """Source b is at 50. If a is silent first, b holds the watermark. If b is silent first, the watermark follows a."""
-    last = {"a": rows_at(110)} if first == "b" else {"b": rows_at(50)}
+    last = {"a": rows_for_seconds(110)} if first == "b" else {"b": rows_for_seconds(50)}
     script = [
-        RowsInput({"a": rows_at(110), "b": rows_at(50)}),
-        Quiet(40_000),
-        RowsInput(last),
-        Quiet(30_000),
-        RowsInput(last),
-        Quiet(60_000),
+        MicroBatch({"a": rows_for_seconds(110), "b": rows_for_seconds(50)}),
+        QuietInterval(40_000),
+        MicroBatch(last),
+        QuietInterval(30_000),
+        MicroBatch(last),
+        QuietInterval(60_000),
     ]
-    assert watermark(*script) == stays
-    assert watermark(*script, *ticks(60), given_=window(idle_close_ms="2m")) == 110 + 120
+    assert compute_final_watermark_s(*script) == stays
+    assert (
+        compute_final_watermark_s(*script, *build_quiet_intervals(60), given_=ten_second_window(idle_close_ms="2m"))
+        == 110 + 120
+    )
 
 
-def test_processing_time_of_a_slow_epoch_does_not_count_as_silence() -> None:
+def test_duration_of_a_slow_epoch_does_not_count_as_idle_time() -> None:
     """Process one epoch for an hour, with quiet time before and after. Only the quiet time counts."""
-    slow = RowsInput({"a": rows_at(100)}, took_ms=3_600_000)
-    script = [RowsInput({"a": rows_at(99), "b": rows_at(50)}), Quiet(30_000), slow, Quiet(29_999)]
-    result = run(script, window(idle_close_ms="1m"))
-    assert (result.watermark_us, idle(result)) == (50 * S, [])
-    assert idle(run([*script, Quiet(1)])) == ["b"]
+    slow = MicroBatch({"a": rows_for_seconds(100)}, took_ms=3_600_000)
+    script = [
+        MicroBatch({"a": rows_for_seconds(99), "b": rows_for_seconds(50)}),
+        QuietInterval(30_000),
+        slow,
+        QuietInterval(29_999),
+    ]
+    result = run_script_without_flush(script, ten_second_window(idle_close_ms="1m"))
+    assert (result.watermark_us, list_idle_sources(result)) == (50 * S, [])
+    assert list_idle_sources(run_script_without_flush([*script, QuietInterval(1)])) == ["b"]
 
 
 def test_late_rows_have_cause_idle_until_the_source_has_caught_up() -> None:
@@ -178,21 +207,24 @@ def test_late_rows_have_cause_idle_until_the_source_has_caught_up() -> None:
     late              idle  idle,idle         lateness
     """
     script = [
-        RowsInput({"a": rows_at(200), "b": rows_at(50)}),
-        Quiet(60_000),
-        RowsInput({"a": rows_at(200)}),
-        RowsInput({"b": rows_at(100)}),
-        RowsInput({"b": rows_at(150, 189)}),
-        RowsInput({"a": rows_at(260), "b": rows_at(261)}),
-        RowsInput({"b": rows_at(240)}),
+        MicroBatch({"a": rows_for_seconds(200), "b": rows_for_seconds(50)}),
+        QuietInterval(60_000),
+        MicroBatch({"a": rows_for_seconds(200)}),
+        MicroBatch({"b": rows_for_seconds(100)}),
+        MicroBatch({"b": rows_for_seconds(150, 189)}),
+        MicroBatch({"a": rows_for_seconds(260), "b": rows_for_seconds(261)}),
+        MicroBatch({"b": rows_for_seconds(240)}),
     ]
-    result = run(script)
+    result = run_script_without_flush(script)
     assert dict(result.counters.late) == {"idle": 3, "lateness": 1}
     check_row_count(result, 9)
 
 
-def test_late_row_after_a_silence_without_progress_has_cause_lateness() -> None:
-    result = run([RowsInput({"a": rows_at(200)}), Quiet(60_000), RowsInput({"a": rows_at(100)})], sources=["a"])
+def test_late_row_after_idle_time_has_cause_lateness_if_the_watermark_did_not_advance() -> None:
+    result = run_script_without_flush(
+        [MicroBatch({"a": rows_for_seconds(200)}), QuietInterval(60_000), MicroBatch({"a": rows_for_seconds(100)})],
+        sources=["a"],
+    )
     assert dict(result.counters.late) == {"lateness": 1}
 
 
@@ -213,27 +245,30 @@ def test_slowest_partition_holds_the_watermark_until_idle() -> None:
     watermark   50    50   150    200   200   200
     """
 
-    def rows(*given_: dict[str, Any]) -> RowsInput:
-        return RowsInput({"a": given_}, TWO)
+    def rows(*given_: dict[str, Any]) -> MicroBatch:
+        return MicroBatch({"a": given_}, TWO)
 
-    zero, one = lambda s: rows_at(s, partition="0")[0], lambda s: rows_at(s, partition="1")[0]
+    zero, one = lambda s: rows_for_seconds(s, partition="0")[0], lambda s: rows_for_seconds(s, partition="1")[0]
     script: list[Any] = [rows(zero(100), one(50)), rows(zero(150))]
-    assert watermark(*script, sources=["a"]) == 50
-    script += [Quiet(59_999), rows(zero(150))]
-    assert watermark(*script, sources=["a"]) == 50
-    script += [Quiet(1), rows(zero(150))]
-    assert watermark(*script, sources=["a"]) == 150
+    assert compute_final_watermark_s(*script, sources=["a"]) == 50
+    script += [QuietInterval(59_999), rows(zero(150))]
+    assert compute_final_watermark_s(*script, sources=["a"]) == 50
+    script += [QuietInterval(1), rows(zero(150))]
+    assert compute_final_watermark_s(*script, sources=["a"]) == 150
     script += [rows(zero(200)), rows(one(70), zero(80)), rows(zero(205), one(201)), rows(one(202))]
-    result = run(script, sources=["a"])
+    result = run_script_without_flush(script, sources=["a"])
     assert result.watermark_us == 202 * S
     assert dict(result.counters.late) == {"idle": 1, "lateness": 1}
     check_row_count(result, 11)
 
 
 def test_partition_without_rows_holds_the_watermark_until_idle() -> None:
-    first = RowsInput({"a": rows_at(100, partition="0")}, TWO)
-    assert run([first, Quiet(59_999)], sources=["a"]).statuses[-1].watermark_us is None
-    assert watermark(first, Quiet(30_000), first, Quiet(30_000), first, sources=["a"]) == 100
+    first = MicroBatch({"a": rows_for_seconds(100, partition="0")}, TWO)
+    assert run_script_without_flush([first, QuietInterval(59_999)], sources=["a"]).statuses[-1].watermark_us is None
+    assert (
+        compute_final_watermark_s(first, QuietInterval(30_000), first, QuietInterval(30_000), first, sources=["a"])
+        == 100
+    )
 
 
 # -- idle_close_ms ---------------------------------------------------------------------------------------------------
@@ -248,12 +283,14 @@ def test_idle_close_closes_the_last_windows(kind: str) -> None:
 
     The newest event is at 100: after 2 minutes of silence the watermark is at 220, and everything is closed.
     """
-    script = [RowsInput({"a": rows_at(95, 100), "b": rows_at(50)}), *ticks(110)]
-    before = run(script, window(kind, idle_close_ms=CLOSE))
+    script = [MicroBatch({"a": rows_for_seconds(95, 100), "b": rows_for_seconds(50)}), *build_quiet_intervals(110)]
+    before = run_script_without_flush(script, ten_second_window(kind, idle_close_ms=CLOSE))
     assert max((r["window_start"] for r in before.rows), default=0) <= 50 * S
-    result = run([*script, Quiet(10_000)], window(kind, idle_close_ms=CLOSE))
+    result = run_script_without_flush([*script, QuietInterval(10_000)], ten_second_window(kind, idle_close_ms=CLOSE))
     assert result.watermark_us == 220 * S
-    assert table(result.rows) == table(run_local(window(kind), script, USERS, BOTH).rows), "what a flush would emit"
+    assert comparable_rows(result.rows) == comparable_rows(
+        run_local_script(ten_second_window(kind), script, USERS, BOTH).rows
+    ), "what a flush would emit"
     assert set(result.counters.emitted) == {"close"}
 
 
@@ -264,8 +301,10 @@ def test_idle_close_commits_once_a_minute_and_when_a_window_closes() -> None:
     commit      ●      ●      ●      ●              ●      ●      ●      ●
                 rows   idle   runs on, once a minute        closes
     """
-    long = window(duration_ms="500s", idle_close_ms=CLOSE)
-    result = run([RowsInput({"a": rows_at(100)}), *[Quiet(500)] * 3600], long, ["a"])
+    long = ten_second_window(duration_ms="500s", idle_close_ms=CLOSE)
+    result = run_script_without_flush(
+        [MicroBatch({"a": rows_for_seconds(100)}), *[QuietInterval(500)] * 3600], long, ["a"]
+    )
     marks = [(s.watermark_us or 0) / S for s in result.statuses]
     assert marks[:4] == [100, 100, 220, 280]
     assert 500 in marks
@@ -275,58 +314,83 @@ def test_idle_close_commits_once_a_minute_and_when_a_window_closes() -> None:
 
 
 def test_session_due_between_two_idle_commits_is_emitted_without_delay() -> None:
-    result = run(
-        [RowsInput({"a": rows_at(100, 215, 230)}), *[Quiet(500)] * 400], window("session", idle_close_ms=CLOSE), ["a"]
+    result = run_script_without_flush(
+        [MicroBatch({"a": rows_for_seconds(100, 215, 230)}), *[QuietInterval(500)] * 400],
+        ten_second_window("session", idle_close_ms=CLOSE),
+        ["a"],
     )
     assert [r["window_start"] / S for r in result.rows] == [100, 215, 230]
     assert [s.watermark_us for s in result.statuses if s.emitted][-1] == 350 * S, "230 + the first silence that counts"
 
 
 def test_returning_source_does_not_move_the_watermark_back_after_idle_close() -> None:
-    script = [RowsInput({"a": rows_at(100), "b": rows_at(100)}), *ticks(180)]
-    closing = window(idle_close_ms=CLOSE)
-    assert watermark(*script, given_=closing) == 280
-    script += [RowsInput({"a": rows_at(110, 275, 280)})]
-    result = run([*script, *ticks(60)], closing)
+    script = [MicroBatch({"a": rows_for_seconds(100), "b": rows_for_seconds(100)}), *build_quiet_intervals(180)]
+    closing = ten_second_window(idle_close_ms=CLOSE)
+    assert compute_final_watermark_s(*script, given_=closing) == 280
+    script += [MicroBatch({"a": rows_for_seconds(110, 275, 280)})]
+    result = run_script_without_flush([*script, *build_quiet_intervals(60)], closing)
     assert result.watermark_us == 280 * S, "a is at 280 and awake, and a silence starts over"
     assert dict(result.counters.late) == {"idle": 2}
     check_row_count(result, 5)
-    assert watermark(*script, RowsInput({"a": rows_at(500)}), given_=closing) == 500, "b is still idle"
-    assert watermark(*script, RowsInput({"a": rows_at(500), "b": rows_at(300)}), given_=closing) == 300
+    assert compute_final_watermark_s(*script, MicroBatch({"a": rows_for_seconds(500)}), given_=closing) == 500, (
+        "b is still idle"
+    )
+    assert (
+        compute_final_watermark_s(
+            *script, MicroBatch({"a": rows_for_seconds(500), "b": rows_for_seconds(300)}), given_=closing
+        )
+        == 300
+    )
 
 
 def test_only_the_committed_watermark_decides_whether_a_row_is_late() -> None:
     """The quiet time since the last commit would move the watermark further, but only the committed value counts."""
-    script = [RowsInput({"a": rows_at(100)}), *ticks(170), RowsInput({"a": rows_at(221, 219)})]
-    result = run(script, window(duration_ms="1s", idle_close_ms=CLOSE), ["a"])
+    script = [
+        MicroBatch({"a": rows_for_seconds(100)}),
+        *build_quiet_intervals(170),
+        MicroBatch({"a": rows_for_seconds(221, 219)}),
+    ]
+    result = run_script_without_flush(script, ten_second_window(duration_ms="1s", idle_close_ms=CLOSE), ["a"])
     assert [(s.watermark_us or 0) / S for s in result.statuses] == [100, 100, 220, 221]
     assert dict(result.counters.late) == {"idle": 1}
 
 
 def test_idle_close_does_not_apply_before_the_first_event() -> None:
-    result = run(ticks(600), window(idle_close_ms=CLOSE))
+    result = run_script_without_flush(build_quiet_intervals(600), ten_second_window(idle_close_ms=CLOSE))
     assert result.statuses[-1].watermark_us is None
     assert (
-        watermark(*ticks(600), RowsInput({"a": rows_at(100)}), *ticks(120), given_=window(idle_close_ms=CLOSE)) == 220
+        compute_final_watermark_s(
+            *build_quiet_intervals(600),
+            MicroBatch({"a": rows_for_seconds(100)}),
+            *build_quiet_intervals(120),
+            given_=ten_second_window(idle_close_ms=CLOSE),
+        )
+        == 220
     )
 
 
 def test_idle_close_advances_a_source_whose_partitions_are_all_idle() -> None:
-    rows = rows_at(100, partition="0") + rows_at(40, partition="1")
-    result = run([RowsInput({"a": rows}, TWO), *ticks(120)], window(idle_close_ms=CLOSE), ["a"])
+    rows = rows_for_seconds(100, partition="0") + rows_for_seconds(40, partition="1")
+    result = run_script_without_flush(
+        [MicroBatch({"a": rows}, TWO), *build_quiet_intervals(120)], ten_second_window(idle_close_ms=CLOSE), ["a"]
+    )
     assert result.watermark_us == 220 * S
-    late = [RowsInput({"a": rows_at(90, partition="1") + rows_at(300, partition="0")}, TWO)]
-    back = run([RowsInput({"a": rows}, TWO), *ticks(120), *late], window(idle_close_ms=CLOSE), ["a"])
+    late = [MicroBatch({"a": rows_for_seconds(90, partition="1") + rows_for_seconds(300, partition="0")}, TWO)]
+    back = run_script_without_flush(
+        [MicroBatch({"a": rows}, TWO), *build_quiet_intervals(120), *late],
+        ten_second_window(idle_close_ms=CLOSE),
+        ["a"],
+    )
     assert dict(back.counters.late) == {"idle": 1}
 
 
 SILENCE = [
-    RowsInput({"a": rows_at(3, 12, 100), "b": rows_at(1, 55)}),
-    *ticks(60, 20),
-    RowsInput({"b": rows_at(95, 101, 102)}),
-    *ticks(240, 20),
-    RowsInput({"a": rows_at(60, 500), "b": rows_at(70)}),
-    *ticks(300, 20),
+    MicroBatch({"a": rows_for_seconds(3, 12, 100), "b": rows_for_seconds(1, 55)}),
+    *build_quiet_intervals(60, 20),
+    MicroBatch({"b": rows_for_seconds(95, 101, 102)}),
+    *build_quiet_intervals(240, 20),
+    MicroBatch({"a": rows_for_seconds(60, 500), "b": rows_for_seconds(70)}),
+    *build_quiet_intervals(300, 20),
 ]
 
 
@@ -334,26 +398,28 @@ SILENCE = [
 @pytest.mark.parametrize(
     "step", select_cases(sorted(KILL_POINTS, key=lambda s: not s.startswith(("commit.", "checkpoint."))), keep=8)
 )
-def test_crash_at_any_step_during_a_silence_changes_no_result(kind: str, step: str) -> None:
+def test_crash_at_any_step_while_sources_are_idle_changes_no_result(kind: str, step: str) -> None:
     """A crash loses the quiet time since the last commit. Windows may close later, with the same rows."""
-    closing = window(kind, idle_close_ms=CLOSE)
-    whole = run(SILENCE, closing)
+    closing = ten_second_window(kind, idle_close_ms=CLOSE)
+    whole = run_script_without_flush(SILENCE, closing)
     for at_ in range(KILL_POINTS.index(step) % 6, len(SILENCE), 6):
-        result = run([*SILENCE[:at_], Crash(step), *SILENCE[at_:], *ticks(60)], closing)
+        result = run_script_without_flush(
+            [*SILENCE[:at_], DriverCrash(step), *SILENCE[at_:], *build_quiet_intervals(60)], closing
+        )
         marks = [s.watermark_us or -1 for s in result.statuses]
         assert marks == sorted(marks)
-        assert table(result.rows) == table(whole.rows), at_
+        assert comparable_rows(result.rows) == comparable_rows(whole.rows), at_
         assert result.counters.late == whole.counters.late == {"idle": 2}
         assert result.counters.emitted == whole.counters.emitted
         assert result.watermark_us >= whole.watermark_us
 
 
 @pytest.mark.parametrize("restart", range(0, len(SILENCE), 3))
-def test_restart_continues_with_the_committed_quiet_time(restart: int) -> None:
-    closing = window(idle_close_ms=CLOSE)
-    whole = run(SILENCE, closing)
-    result = run([*SILENCE, *ticks(60)], closing, reshard_after=(restart, 2))
-    assert table(result.rows) == table(whole.rows)
+def test_restart_continues_with_the_committed_idle_time(restart: int) -> None:
+    closing = ten_second_window(idle_close_ms=CLOSE)
+    whole = run_script_without_flush(SILENCE, closing)
+    result = run_script_without_flush([*SILENCE, *build_quiet_intervals(60)], closing, reshard_after=(restart, 2))
+    assert comparable_rows(result.rows) == comparable_rows(whole.rows)
     assert result.counters.late == whole.counters.late
     assert result.watermark_us >= whole.watermark_us
 
@@ -362,29 +428,32 @@ def test_restart_continues_with_the_committed_quiet_time(restart: int) -> None:
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @LAW
 @given(data=st.data())
-def test_two_sources_that_pause_match_the_oracle(kind: str, data: st.DataObject) -> None:
+def test_windows_of_two_pausing_sources_match_the_oracle(kind: str, data: st.DataObject) -> None:
     """Windows, late rows by cause and the watermark match the oracle for any disorder and pauses, with `idle_close`."""
-    rows = data.draw(st.permutations(data.draw(ascending())))
+    rows = data.draw(st.permutations(data.draw(ordered_rows())))
     lateness = {"a": data.draw(st.sampled_from([0, 4])), "b": data.draw(st.sampled_from([0, 30]))}
     script: list[Any] = []
-    for item in data.draw(two_sources(rows)):
+    for item in data.draw(two_source_script(rows)):
         script += [
             item,
-            *[Quiet(ms) for ms in data.draw(st.lists(st.sampled_from([1, 7, 500, 1000, 2000, 60_000]), max_size=4))],
+            *[
+                QuietInterval(ms)
+                for ms in data.draw(st.lists(st.sampled_from([1, 7, 500, 1000, 2000, 60_000]), max_size=4))
+            ],
         ]
-    spec = spec_of(kind)
-    model = naive_oracle.JudgingOracle(spec, {s: ms * 1000 for s, ms in lateness.items()}, 1_000_000, 2_000_000)
+    spec = build_oracle_spec(kind)
+    model = naive_oracle.PaneEpochOracle(spec, {s: ms * 1000 for s, ms in lateness.items()}, 1_000_000, 2_000_000)
     for item in script:
-        if isinstance(item, Quiet):
-            model.quiet(item.ms * 1000)
+        if isinstance(item, QuietInterval):
+            model.pass_quiet_time(item.ms * 1000)
         else:
-            model.epoch(item.rows)
-    given_ = window_of(spec, idle_close_ms=2000)
-    result = run_local(
+            model.add_epoch(item.rows)
+    given_ = build_window_from_spec(spec, idle_close_ms=2000)
+    result = run_local_script(
         given_, script, SCHEMA, BOTH, shards=data.draw(st.integers(1, 3)), flush=False, lateness_ms=lateness
     )
-    closed = [w for w in model.answer() if model.watermark is not None and w["window_end"] <= model.watermark]
-    assert table(result.rows) == table(closed)
+    closed = [w for w in model.window_rows() if model.watermark is not None and w["window_end"] <= model.watermark]
+    assert comparable_rows(result.rows) == comparable_rows(closed)
     assert (result.watermark_us if model.watermark is not None else None) == model.watermark
     late = {"idle": len(model.late_idle), "lateness": len(model.late) - len(model.late_idle)}
     assert dict(result.counters.late) == {cause: n for cause, n in late.items() if n}

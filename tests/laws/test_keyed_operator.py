@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.laws.generators import keyed_operator
+from tests.laws.generators import keyed_operator_runs
 from tests.support import nth_row_operator
 from tests.support.case_selection import exhaustive, select_cases
 
@@ -13,14 +13,14 @@ from slackwater.testing import rows_without_spark
 
 
 @pytest.fixture(autouse=True)
-def registered_nth() -> Iterator[None]:
+def register_nth_row_operator() -> Iterator[None]:
     with nth_row_operator.register_operator():
         yield
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, 200, 50)))
 def test_every_nth_row_of_each_key_is_emitted_once(first: int) -> None:
-    results = [keyed_operator.check_seed(seed) for seed in range(first, first + 50)]
+    results = [keyed_operator_runs.check_keyed_operator_seed(seed) for seed in range(first, first + 50)]
     assert sum(len(r.rows) for r in results) > 100
 
 
@@ -29,4 +29,4 @@ def test_keys_with_the_same_hash_have_separate_state(monkeypatch: pytest.MonkeyP
     original_hash = rows_without_spark.key_hash
     monkeypatch.setattr(rows_without_spark, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(30):
-        keyed_operator.check_seed(seed)
+        keyed_operator_runs.check_keyed_operator_seed(seed)

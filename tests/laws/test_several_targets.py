@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.laws.generators import seeds
-from tests.laws.generators.several_targets import FIXED, SCHEMA, SeveralTargetsRun, pipeline
+from tests.laws.generators import seed_runner
+from tests.laws.generators.several_target_runs import FIXED, SCHEMA, SeveralTargetsRun, draw_several_target_pipeline
 from tests.support.case_selection import select_cases
 
 from slackwater.engine.kill_points import KILL_POINTS
@@ -17,7 +17,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_seeded_runs_store_each_row_once_in_several_targets(first: int) -> None:
-    seeds.hide_warnings()
+    seed_runner.hide_warnings()
     for seed in range(first, first + 10):
         try:
             SeveralTargetsRun(seed).run()
@@ -29,12 +29,12 @@ def test_seeded_runs_store_each_row_once_in_several_targets(first: int) -> None:
 @pytest.mark.parametrize("step", KILL_POINTS)
 def test_kill_at_any_step_repeats_at_most_the_unrecorded_write(step: str, nth: int) -> None:
     """All three targets receive rows in the epoch. A kill repeats at most the one write that was not recorded."""
-    seeds.hide_warnings()
+    seed_runner.hide_warnings()
     rows = [{"k": "a", "p": "x", "v": n, "ts": n * 1_000_000} for n in range(4)]
     ends = [{"k": "a", "p": "x", "v": 9, "ts": 60_000_000}]
 
     def outcome(crash: bool) -> dict[str, list[str]]:
-        with LocalPipeline(pipeline(3, some=False), SCHEMA, shards=2, capture_losses=False) as test:
+        with LocalPipeline(draw_several_target_pipeline(3, some=False), SCHEMA, shards=2, capture_losses=False) as test:
             test.pipe({"rows": rows})
             if crash:
                 test.crash(step, shards=3, nth=nth)

@@ -1,4 +1,4 @@
-"""Check a few damages of `tests.laws.fuzzers.state_corruption`. The command line runs thousands of seeds."""
+"""Check a few damages of `tests.laws.fuzzers.fuzz_state_files`. The command line runs thousands of seeds."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from tests.laws.fuzzers import state_corruption
-from tests.laws.fuzzers.state_corruption import CASES
-from tests.laws.generators import seeds
+from tests.laws.fuzzers import fuzz_state_files
+from tests.laws.fuzzers.fuzz_state_files import CASES
+from tests.laws.generators import seed_runner
 
 DAMAGES = (
-    state_corruption.flip,
-    state_corruption.remove,
-    state_corruption.remove_some,
-    state_corruption.swap_manifests,
-    state_corruption.swap_segments,
-    state_corruption.put_old,
-    state_corruption.garble_published,
+    fuzz_state_files.flip_bits,
+    fuzz_state_files.remove_file,
+    fuzz_state_files.remove_manifests,
+    fuzz_state_files.swap_manifests,
+    fuzz_state_files.swap_segments,
+    fuzz_state_files.replace_with_old_file,
+    fuzz_state_files.garble_published_marker,
 )
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def use_fast_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Create intact states in fast storage, and hide the warnings about late rows."""
     former = tempfile.tempdir
-    seeds.prepare_process()
-    seeds.hide_warnings()
+    seed_runner.prepare_worker_process()
+    seed_runner.hide_warnings()
     yield
     tempfile.tempdir = former
 
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_damaged_state_is_refused_or_the_damage_is_harmless() -> None:
     """Leave the last epoch of every other case unpublished. Some damages must be refused, and some must be harmless."""
     outcomes = [
-        state_corruption.check_damage("sessions", bool(number % 2), damage, random.Random(number))
+        fuzz_state_files.check_damage("sessions", bool(number % 2), damage, random.Random(number))
         for number, damage in enumerate(DAMAGES)
     ]
     assert any(o.refused for o in outcomes)

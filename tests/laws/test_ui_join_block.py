@@ -6,9 +6,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.laws.generators.join_scenarios import AROUND, KINDS, SOURCES, S, expected_rows, open_page, story
+from tests.laws.generators.join_scenarios import (
+    AROUND,
+    KINDS,
+    SOURCES,
+    S,
+    draw_join_script,
+    expected_join_state,
+    load_join_page,
+)
 from tests.support.case_selection import select_cases
-from tests.support.script import RowsInput
+from tests.support.local_pipeline_script import MicroBatch
 
 from slackwater.ui import pages
 from slackwater.ui.pages import PageLocation
@@ -17,9 +25,9 @@ from slackwater.ui.pages import PageLocation
 @pytest.mark.parametrize("seed", select_cases(range(50), keep=2))
 @pytest.mark.parametrize("kind", KINDS)
 def test_join_block_matches_the_buffers_of_the_oracle(tmp_path: Path, kind: str, seed: int) -> None:
-    script = story(seed)
-    seen, _ = open_page(kind, script, tmp_path)
-    block, (held, watermark, pairs) = seen.joins, expected_rows(script)
+    script = draw_join_script(seed)
+    seen, _ = load_join_page(kind, script, tmp_path)
+    block, (held, watermark, pairs) = seen.joins, expected_join_state(script)
     assert block is not None
     assert (block.watermark_us, block.pairs) == (watermark, pairs)
     assert len({age.to_us - age.from_us for side in block.sides for age in side.ages}) <= 1
@@ -48,9 +56,9 @@ def test_join_block_matches_the_buffers_of_the_oracle(tmp_path: Path, kind: str,
 
 def test_evicted_rows_are_excluded_from_the_join_block(tmp_path: Path) -> None:
     script = [
-        RowsInput({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)
+        MicroBatch({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)
     ]
-    seen, _ = open_page("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
+    seen, _ = load_join_page("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
     assert seen.joins is not None
     left_side, right_side = seen.joins.sides
     assert (left_side.entered, left_side.evicted, left_side.rows, right_side.rows) == (20, 13, 7, 0)

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from tests.laws.generators import seeds
-from tests.laws.generators.window_chain import check, pipeline
+from tests.laws.generators import seed_runner
+from tests.laws.generators.window_chain_runs import check_window_chain_run, draw_window_chain
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
@@ -22,10 +22,10 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_chained_windows_give_the_batch_result_of_each_window(first: int) -> None:
     """With crashes and changing shard counts, a chain of three windows gives the batch result of each window in turn."""
-    seeds.hide_warnings()
+    seed_runner.hide_warnings()
     for seed in range(first, first + 10):
         try:
-            check(seed)
+            check_window_chain_run(seed)
         except BaseException as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
@@ -43,7 +43,7 @@ def test_chained_windows_give_the_batch_result_of_each_window(first: int) -> Non
     ],
 )
 def test_only_the_last_stage_may_revise_results(settings: dict[str, Any], line: str) -> None:
-    window = pipeline(random.Random(1)).stages[-1].window
+    window = draw_window_chain(random.Random(1)).stages[-1].window
     assert window is not None
     plain = window.model_copy(update={"emit": "on_close", "late_data": "drop", "allowed_lateness_ms": None})
     first = plain.model_copy(update=settings)
@@ -58,7 +58,7 @@ def test_only_the_last_stage_may_revise_results(settings: dict[str, Any], line: 
 
 
 def test_number_of_stages_is_limited() -> None:
-    window = pipeline(random.Random(1)).stages[0].window
+    window = draw_window_chain(random.Random(1)).stages[0].window
     with pytest.raises(ConfigError, match=f"stages: found {MOST_STAGES + 1} stages, expected at most {MOST_STAGES}"):
         sw.pipeline(
             name="law",

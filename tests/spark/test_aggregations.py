@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.laws.oracles import window_oracle
 from tests.support.case_selection import exhaustive, select_cases
-from tests.support.events import NAN, SCHEMA, WINDOWS, sample, us
-from tests.support.longest_text_aggregator import LongestText
-from tests.support.runner import Runner
+from tests.support.longest_text_aggregator import LongestTextAggregator
+from tests.support.sample_events_and_windows import NAN, SCHEMA, WINDOWS, build_rows_of_every_type, to_microseconds
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 from slackwater.errors import EpochError, LimitExceededError, StartError, ValueRangeError
@@ -42,21 +42,21 @@ def aggregations(in_sql: bool) -> list[sw.Aggregation]:
     return specs
 
 
-def decoded(row: dict[str, Any]) -> dict[str, Any]:
+def to_oracle_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return an input row in the form that the oracle reads."""
-    out = {**row, "ts": us(row["ts"])}
+    out = {**row, "ts": to_microseconds(row["ts"])}
     out["d"] = NAN if row["d"] == "NaN" else row["d"]
     out["m"] = None if row["m"] is None else decimal.Decimal(row["m"])
-    out["t"] = None if row["t"] is None else us(row["t"])
+    out["t"] = None if row["t"] is None else to_microseconds(row["t"])
     return out
 
 
-def plain(value: Any) -> Any:
+def normalize_value(value: Any) -> Any:
     """Make equal results comparable: NaN as a word, times in µs, floats with ten digits."""
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items() if k != "session_id"}
+        return {k: normalize_value(v) for k, v in value.items() if k != "session_id"}
     if isinstance(value, list):
-        return [plain(v) for v in value]
+        return [normalize_value(v) for v in value]
     if hasattr(value, "timestamp"):
         return round(value.timestamp() * 1_000_000)
     if isinstance(value, float) and math.isfinite(value):
@@ -64,27 +64,29 @@ def plain(value: Any) -> Any:
     return window_oracle.canonical_value(value)
 
 
-def answer(rows: list[dict[str, Any]]) -> list[Any]:
-    return sorted((sorted(plain(r).items()) for r in rows), key=repr)
+def comparable_rows(rows: list[dict[str, Any]]) -> list[Any]:
+    return sorted((sorted(normalize_value(r).items()) for r in rows), key=repr)
 
 
 @pytest.mark.parametrize(
     ("kind", "in_sql"), select_cases([("session", True), ("hopping", False), ("session", False), ("hopping", True)])
 )
-def test_aggregations_match_the_oracle(runner: Runner, kind: str, in_sql: bool) -> None:
-    rows = sample()
+def test_aggregations_match_the_oracle(runner: SparkPipelineRunner, kind: str, in_sql: bool) -> None:
+    rows = build_rows_of_every_type()
     for part in range(3):
-        runner.write(f"{part}.jsonl", rows[part * 20 : part * 20 + 20])
+        runner.write_input_file(f"{part}.jsonl", rows[part * 20 : part * 20 + 20])
     window_settings = {"event_time_column": "ts", "group_by": ["user"], "lateness_ms": "1m", **WINDOWS[kind]}
     window = sw.Window(aggregations=aggregations(in_sql), **window_settings)
-    frame = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window)
-    assert answer(frame.to_dicts()) == answer(window_oracle.batch_windows(window, map(decoded, rows)))
+    frame = runner.run_pipeline(source=runner.files_source(SCHEMA, max_files_per_trigger=1), window=window)
+    assert comparable_rows(frame.to_dicts()) == comparable_rows(
+        window_oracle.compute_windows_over_all_rows(window, map(to_oracle_row, rows))
+    )
     assert frame.height > 5
     assert runner.statuses[-1].counters.rows_used == len(rows)
 
 
 @pytest.mark.semantics("aggregations")
-def test_aggregations_match_spark(runner: Runner) -> None:
+def test_aggregations_match_spark(runner: SparkPipelineRunner) -> None:
     """Aggregations give the same results as Spark's own functions, including for NULL and NaN.
 
     Types and NULL rules are those of Spark. Each user is a group, and `a` has one value only.
@@ -93,7 +95,7 @@ def test_aggregations_match_spark(runner: Runner) -> None:
         ("a", 1, 0.5, None), ("b", 1, 0.1, "x"), ("b", 2, 0.2, "y"), ("b", 1, None, "x"), ("c", None, None, None),
         ("d", 7, "NaN", "q"), ("d", 8, 1.0, None), ("d", None, 3.0, "z"),
     )]  # fmt: skip
-    runner.write("0.jsonl", rows)
+    runner.write_input_file("0.jsonl", rows)
     calls = {
         "var_i": ("var", "i", "variance(i)"), "sd_d": ("stddev", "d", "stddev(d)"), "set_s": ("collect_set", "s", "sort_array(collect_set(s))"),
         "low": ("min_by", "s", "min_by(s, d)"), "high": ("max_by", "s", "max_by(s, i)"),
@@ -109,24 +111,26 @@ def test_aggregations_match_spark(runner: Runner) -> None:
         kind="tumbling", duration_ms="1m", max_groups_per_window=9, event_time_column="ts", group_by=["user"],
         aggregations=[sw.Aggregation(agg=a, column=c, as_=n, **more.get(a, {})) for n, (a, c, _) in calls.items()],
     )  # fmt: skip
-    results = runner.run(source=runner.source("user STRING, i INT, d DOUBLE, s STRING, ts TIMESTAMP"), window=window)
+    results = runner.run_pipeline(
+        source=runner.files_source("user STRING, i INT, d DOUBLE, s STRING, ts TIMESTAMP"), window=window
+    )
     frame = runner.spark.read.schema("user STRING, i INT, d DOUBLE, s STRING").json(str(runner.home / "in"))
-    expected = frame.groupBy("user").agg(*[_expr(sql, n) for n, (_, _, sql) in calls.items()])
-    assert answer(results.drop("window_start", "window_end").to_dicts()) == answer(
+    expected = frame.groupBy("user").agg(*[_sql_expression(sql, n) for n, (_, _, sql) in calls.items()])
+    assert comparable_rows(results.drop("window_start", "window_end").to_dicts()) == comparable_rows(
         [r.asDict() for r in expected.collect()]
     )
 
 
-def _expr(sql: str, name: str) -> Any:
+def _sql_expression(sql: str, name: str) -> Any:
     from pyspark.sql import functions
 
     return functions.expr(sql).alias(name)
 
 
-@exhaustive(beside="test_engine.py::test_exact_distinct_count_beyond_its_limit_fails")
-def test_sets_aggregated_by_spark_respect_their_size_limit(runner: Runner) -> None:
+@exhaustive(beside="test_spark_engine.py::test_exact_distinct_count_beyond_its_limit_fails")
+def test_sets_aggregated_by_spark_respect_their_size_limit(runner: SparkPipelineRunner) -> None:
     """Spark aggregates each group completely, so the shard does not merge sets."""
-    runner.write("0.jsonl", [{"user": "a", "i": n, "ts": "2024-03-01T00:00:00Z"} for n in range(5)])
+    runner.write_input_file("0.jsonl", [{"user": "a", "i": n, "ts": "2024-03-01T00:00:00Z"} for n in range(5)])
     shape = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9, "event_time_column": "ts"}
     for number, (kind, key) in enumerate(
         (("collect_set", "max_values_per_group"), ("count_distinct", "max_distinct_values_per_group"))
@@ -135,45 +139,47 @@ def test_sets_aggregated_by_spark_respect_their_size_limit(runner: Runner) -> No
         for bound in (4, 5):
             aggregation = sw.Aggregation(agg=kind, column="i", as_="x", **{key: bound}, **more)
             settings = {
-                "source": runner.source("user STRING, i INT, ts TIMESTAMP"), "name": f"p{number}{bound}",
+                "source": runner.files_source("user STRING, i INT, ts TIMESTAMP"), "name": f"p{number}{bound}",
                 "target_path": str(runner.home / f"out{number}"),
                 "window": sw.Window(group_by=["user"], aggregations=[aggregation], **shape),
             }  # fmt: skip
             if bound == 5:
-                runner.run(**settings)
+                runner.run_pipeline(**settings)
                 continue
             with pytest.raises(
                 LimitExceededError, match=f'"x" has 5 distinct values of "i" in one group, but {key} is 4'
             ):
-                runner.run(**settings)
+                runner.run_pipeline(**settings)
 
 
 @pytest.mark.parametrize("kind", select_cases(["session", "hopping"]))
-def test_custom_aggregation_receives_keys_and_reports_failures(runner: Runner, kind: str) -> None:
+def test_custom_aggregation_receives_keys_and_reports_failures(runner: SparkPipelineRunner, kind: str) -> None:
     rows = [{"user": "a", "s": "x" * (n % 7) or "long", "ts": f"2024-03-01T00:00:{n:02}Z"} for n in range(20)]
-    runner.write("0.jsonl", rows[:10])
-    runner.write("1.jsonl", rows[10:])
+    runner.write_input_file("0.jsonl", rows[:10])
+    runner.write_input_file("1.jsonl", rows[10:])
 
     def window(**options: Any) -> sw.Window:
-        longest = sw.Aggregation(agg=LongestText, columns={"text": "s"}, options=options, as_="best")
+        longest = sw.Aggregation(agg=LongestTextAggregator, columns={"text": "s"}, options=options, as_="best")
         return sw.Window(event_time_column="ts", group_by=["user"], aggregations=[longest], **WINDOWS[kind])
 
-    source = runner.source("user STRING, s STRING, ts TIMESTAMP", max_files_per_trigger=1)
-    frame = runner.run(source=source, window=window(mark="="))
+    source = runner.files_source("user STRING, s STRING, ts TIMESTAMP", max_files_per_trigger=1)
+    frame = runner.run_pipeline(source=source, window=window(mark="="))
     assert set(frame["best"]) == {"a=xxxxxx"}
     with pytest.raises(
-        EpochError, match=r'aggregation "best": LongestText\.lift failed: .*; correct this method'
+        EpochError, match=r'aggregation "best": LongestTextAggregator\.lift failed: .*; correct this method'
     ) as error:
-        runner.run(source=source, window=window(fail=True), name="failing", target_path=str(runner.home / "failed"))
+        runner.run_pipeline(
+            source=source, window=window(fail=True), name="failing", target_path=str(runner.home / "failed")
+        )
     assert "\n" not in str(error.value)
-    wrong = sw.Aggregation(agg=LongestText, columns={"text": "i"}, as_="best")
+    wrong = sw.Aggregation(agg=LongestTextAggregator, columns={"text": "i"}, as_="best")
     shape = sw.Window(event_time_column="ts", group_by=["user"], aggregations=[wrong], **WINDOWS[kind])
     with pytest.raises(
         StartError,
-        match=r'aggregation "best": LongestText\.text takes string, but column "i" is int; cast it in the SQL',
+        match=r'aggregation "best": LongestTextAggregator\.text takes string, but column "i" is int; cast it in the SQL',
     ):
-        runner.run(
-            source=runner.source("user STRING, i INT, ts TIMESTAMP"),
+        runner.run_pipeline(
+            source=runner.files_source("user STRING, i INT, ts TIMESTAMP"),
             window=shape,
             name="unfit",
             target_path=str(runner.home / "unfit"),
@@ -197,14 +203,14 @@ def test_config_and_engine_agree_on_aggregations_that_run_in_sql() -> None:
             assert logic.preaggregates_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
 
 
-@exhaustive(beside="test_overflow.py::test_overflowing_sum_fails_before_the_commit_and_null_policy_continues")
-def test_overflowing_sum_fails_with_its_key_or_becomes_null(runner: Runner) -> None:
+@exhaustive(beside="test_sum_overflow.py::test_overflowing_sum_fails_before_the_commit_and_null_policy_continues")
+def test_overflowing_sum_fails_with_its_key_or_becomes_null(runner: SparkPipelineRunner) -> None:
     """Cover sums in the shards (BIGINT) and in Spark (DECIMAL, where Spark would raise). A batch run agrees."""
     when = "2024-03-01T00:00:00Z"
     rows = [{"user": u, "l": v, "m": m, "ts": when} for u, v, m in (
         ("a", 2**62, 10**37), ("b", 1, 9 * 10**37), ("a", 2**62, 0), ("b", 2, 9 * 10**37), ("b", None, 9 * 10**37), ("c", None, None),
     )]  # fmt: skip
-    runner.write("0.jsonl", rows)
+    runner.write_input_file("0.jsonl", rows)
     schema = "user STRING, l BIGINT, m DECIMAL(38,0), ts TIMESTAMP"
 
     def window(kind: str, column: str, policy: str) -> sw.Window:
@@ -216,14 +222,14 @@ def test_overflowing_sum_fails_with_its_key_or_becomes_null(runner: Runner) -> N
 
     for kind, column, key in (("tumbling", "l", "a"), ("session", "m", "b"), ("tumbling", "m", "b")):
         name = f"{kind}-{column}"
-        where = {"name": name, "target_path": str(runner.home / name), "source": runner.source(schema)}
+        where = {"name": name, "target_path": str(runner.home / name), "source": runner.files_source(schema)}
         with pytest.raises(
             ValueRangeError,
             match=rf"^{name}: aggregation \"total\": the sum of \"{column}\" .* for user='{key}'; set on_",
         ):
-            runner.run(window=window(kind, column, "fail"), **where)
-        runner.run(window=window(kind, column, "null"), **where)
-        results = {(r["user"], r["n"]): r["total"] for r in runner.output(name).to_dicts()}
+            runner.run_pipeline(window=window(kind, column, "fail"), **where)
+        runner.run_pipeline(window=window(kind, column, "null"), **where)
+        results = {(r["user"], r["n"]): r["total"] for r in runner.read_output(name).to_dicts()}
         totals = {"l": {"a": None, "b": 3, "c": None}, "m": {"a": 10**37, "b": None, "c": None}}[column]
         assert results == {(u, n): totals[u] for u, n in (("a", 2), ("b", 3), ("c", 1))}
         assert runner.statuses[-1].counters.overflows == 1

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.support.events import SIMPLE, events, simple
-from tests.support.runner import Runner
+from tests.support.sample_events_and_windows import SIMPLE, build_event_rows, build_simple_session_window
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 from slackwater.spark.tuning import shuffle_tuning
 from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer
@@ -21,7 +21,7 @@ KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 
 @pytest.fixture
-def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def arrow_byte_limits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the byte limit of the Arrow batches of each epoch, as set in Spark."""
     limits: list[str] = []
     sized = ArrowBatchSizer.limit_batches
@@ -44,27 +44,29 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_narrow_rows_are_limited_by_count_and_wide_rows_by_bytes(
-    runner: Runner, bounds: list[str], monkeypatch: pytest.MonkeyPatch
+    runner: SparkPipelineRunner, arrow_byte_limits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """narrow ─▶ narrow: by rows ─▶ wide: by rows, as not yet known ─▶ narrow: by bytes ─▶ narrow: by rows"""
     weighed = runner.spark.conf.get(KEY)
     for n in range(5):
-        runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9, user="w" * 2_000 if n == 2 else "a"))
+        runner.write_input_file(f"{n}.jsonl", build_event_rows(20 * n, 20 * n + 9, user="w" * 2_000 if n == 2 else "a"))
 
     def run(many: int) -> tuple[Any, ...]:
         monkeypatch.setattr(shuffle_tuning, "MANY_ROWS", many)
         for folder in ("state", "out"):
             shutil.rmtree(runner.home / folder, ignore_errors=True)
-        bounds.clear()
-        frame = runner.run(source=runner.source(SIMPLE, max_files_per_trigger=1), window=simple())
-        return frame.rows(), list(bounds)
+        arrow_byte_limits.clear()
+        frame = runner.run_pipeline(
+            source=runner.files_source(SIMPLE, max_files_per_trigger=1), window=build_simple_session_window()
+        )
+        return frame.rows(), list(arrow_byte_limits)
 
     results, few = run(shuffle_tuning.MANY_ROWS)
     assert set(few) == {weighed}
     assert run(1) == (results, [COUNTED, COUNTED, weighed, COUNTED])
 
 
-def test_batches_are_limited_by_bytes_after_a_failed_job(runner: Runner) -> None:
+def test_batches_are_limited_by_bytes_after_a_failed_job(runner: SparkPipelineRunner) -> None:
     """A batch was too large, and the next attempt reads the same rows."""
     rows, sizes = runner.spark.range(1), ArrowBatchSizer()
     before = runner.spark.conf.get(KEY)

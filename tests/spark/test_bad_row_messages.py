@@ -6,7 +6,7 @@ import json
 import logging
 
 import pytest
-from tests.support.runner import Runner
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 
@@ -23,7 +23,7 @@ BAD = (
 )
 
 
-def window() -> sw.Window:
+def hourly_window() -> sw.Window:
     return sw.Window(
         kind="tumbling",
         duration="1h",
@@ -35,7 +35,7 @@ def window() -> sw.Window:
 
 @pytest.mark.parametrize("form", ["json", "csv"])
 def test_bad_row_is_logged_with_column_value_file_and_line(
-    runner: Runner, caplog: pytest.LogCaptureFixture, form: str
+    runner: SparkPipelineRunner, caplog: pytest.LogCaptureFixture, form: str
 ) -> None:
     folder = runner.home / "in"
     folder.mkdir()
@@ -58,7 +58,7 @@ def test_bad_row_is_logged_with_column_value_file_and_line(
         max_files_per_trigger=1,
     )
     with caplog.at_level(logging.WARNING, "slackwater"):
-        runner.run(source=source, window=window(), on_error="drop")
+        runner.run_pipeline(source=source, window=hourly_window(), on_error="drop")
     said = [r.getMessage() for r in caplog.records if "1 bad row (" in r.getMessage()]
     assert len(said) == len(BAD)
     for number, (_, expected) in enumerate(BAD):

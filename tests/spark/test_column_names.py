@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.case_selection import select_cases
-from tests.support.parquet_rows import table
+from tests.support.parquet_rows import read_sorted_rows
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline
@@ -40,7 +40,7 @@ def state_column_names() -> list[str]:
 AWKWARD = ["a b", "a.b", "ä", "select", "from", "x-y", "`", "0", "K"]
 
 
-def pipeline(home: Path, name: str, sql: str, late_data: str, **step: Any) -> Pipeline:
+def pipeline_with_column(home: Path, name: str, sql: str, late_data: str, **step: Any) -> Pipeline:
     window = {
         "kind": "tumbling", "duration_ms": "1h", "max_groups_per_window": 99, "event_time_column": "t", "late_data": late_data,
     }  # fmt: skip
@@ -60,11 +60,11 @@ def pipeline(home: Path, name: str, sql: str, late_data: str, **step: Any) -> Pi
     )
 
 
-def rows(name: str) -> list[dict[str, Any]]:
+def rows_with_column(name: str) -> list[dict[str, Any]]:
     return [{name: v, "key": "k", "t": f"2024-01-01T00:00:0{v}Z"} for v in (1, 2, 3)]
 
 
-def cases(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
+def sql_cases_by_use(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return SQL and a step per use of the name: as an input, as a key, and in a struct of all columns."""
     total = sw.Aggregation(agg="sum", column=name, as_="total")
     shown = sw.Aggregation(agg="max", column="shown", as_="shown")
@@ -79,7 +79,7 @@ def cases(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     }
 
 
-def right(which: str, name: str, table_rows: list[dict[str, Any]]) -> bool:
+def is_expected_result(which: str, name: str, table_rows: list[dict[str, Any]]) -> bool:
     if which == "input":
         return [r["total"] for r in table_rows] == [6]
     if which == "key":
@@ -88,13 +88,13 @@ def right(which: str, name: str, table_rows: list[dict[str, Any]]) -> bool:
     return set(json.loads(row["shown"])) == {name, "key", "t", "_event_ts"}
 
 
-def drawn(seed: int) -> str:
+def draw_column_name(seed: int) -> str:
     chance = random.Random(seed)
     name = chance.choice(state_column_names() * 2 + AWKWARD)
     return chance.choice([name, name, name.upper(), name.capitalize()])
 
 
-def refusal(error: SlackwaterError, name: str) -> bool:
+def is_clear_refusal(error: SlackwaterError, name: str) -> bool:
     """Return whether the error contains the name, and no raw error of Spark or Polars."""
     text = str(error)
     return name.casefold() in text.casefold() and "Traceback" not in text and "NotFound" not in text
@@ -111,40 +111,40 @@ def test_column_name_is_accepted_or_the_error_names_it(spark: Any, tmp_path: Pat
         "_emit_reason",
         "_revision",
         "_final_at",
-        *(drawn(seed) for seed in range(EXAMPLES)),
+        *(draw_column_name(seed) for seed in range(EXAMPLES)),
     ]:
         if name.casefold() in ("key", "t"):
             continue
-        for which, (sql, step) in cases(name).items():
+        for which, (sql, step) in sql_cases_by_use(name).items():
             try:
-                with LocalPipeline(pipeline(tmp_path, name, sql, late_data, **step), session=spark) as test:
-                    test.pipe(rows(name))
+                with LocalPipeline(pipeline_with_column(tmp_path, name, sql, late_data, **step), session=spark) as test:
+                    test.pipe(rows_with_column(name))
                     test.flush()
                     result = test.result()
             except SlackwaterError as error:
-                assert refusal(error, name), (name, which, str(error))
+                assert is_clear_refusal(error, name), (name, which, str(error))
                 continue
             served += 1
-            assert right(which, name, result.rows), (name, which, result.rows)
+            assert is_expected_result(which, name, result.rows), (name, which, result.rows)
             assert (result.counters.rows_used, result.counters.rows_bad) == (3, 0), (name, which)
     assert served > EXAMPLES / 2
 
 
 @pytest.mark.parametrize("name", ["i", "__deleted", "__bad", "_ORIGIN"])
-def test_run_accepts_and_rejects_column_names_like_the_test_kit(spark: Any, tmp_path: Path, name: str) -> None:
+def test_run_refuses_reserved_column_names_and_accepts_other_names(spark: Any, tmp_path: Path, name: str) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows(name)))
+    (tmp_path / "in/0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows_with_column(name)))
     sql = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
     shown = sw.Aggregation(agg="max", column="shown", as_="shown")
     try:
-        spec = pipeline(tmp_path, name, sql, "dlq", group_by=["key"], aggregations=[shown])
+        spec = pipeline_with_column(tmp_path, name, sql, "dlq", group_by=["key"], aggregations=[shown])
         sw.run(spec, available_now=True, flush=True, spark=spark, on_notice=lambda level, line: None)
     except SlackwaterError as error:
         assert name in ("__bad", "_ORIGIN")
-        assert refusal(error, name)
+        assert is_clear_refusal(error, name)
         return
     assert name in ("i", "__deleted")
-    assert right("struct", name, table(tmp_path / "out"))
+    assert is_expected_result("struct", name, read_sorted_rows(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,13 @@ from typing import Any
 
 import pytest
 from tests.support.case_selection import exhaustive
-from tests.support.events import SIMPLE, events, simple, us
-from tests.support.runner import Runner
+from tests.support.sample_events_and_windows import (
+    SIMPLE,
+    build_event_rows,
+    build_simple_session_window,
+    to_microseconds,
+)
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 from slackwater.core.hashing import spark_xxhash64
@@ -24,21 +29,21 @@ from slackwater.runner import run_loops
 pytestmark = pytest.mark.spark
 
 
-class Live:
+class BackgroundRun:
     """A pipeline that runs in its own thread."""
 
-    def __init__(self, runner: Runner, **settings: Any) -> None:
+    def __init__(self, runner: SparkPipelineRunner, **settings: Any) -> None:
         self.stop, self.failure = threading.Event(), None
         self.runner = runner
         run_settings = {"available_now": False, "flush": False, "stop": self.stop, **settings}
         self.thread = threading.Thread(
-            target=self._run, args=(run_settings,), daemon=True
+            target=self._run_pipeline, args=(run_settings,), daemon=True
         )  # a daemon thread lets a failed test end
         self.thread.start()
 
-    def _run(self, run_settings: dict[str, Any]) -> None:
+    def _run_pipeline(self, run_settings: dict[str, Any]) -> None:
         try:
-            self.runner.run(**run_settings)
+            self.runner.run_pipeline(**run_settings)
         except BaseException as error:
             self.failure = error
 
@@ -50,69 +55,77 @@ class Live:
         assert self.failure is None
         assert condition()
 
-    def end(self) -> None:
+    def stop_and_join(self) -> None:
         self.stop.set()
         self.thread.join(60)
         assert not self.thread.is_alive()
         assert self.failure is None
 
 
-def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
+def test_source_without_new_rows_becomes_idle_and_windows_close(runner: SparkPipelineRunner) -> None:
     """Both sources become idle. A new row of `events` then moves the watermark past the rows of `more`."""
-    runner.write("0.jsonl", events(0, 10))
-    runner.write("0.jsonl", events(0, 10, user="b"), folder="more")
-    sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more")]
-    live = Live(runner, sources=sources, window=simple(source_idleness_ms="2s"), idle_pause_ms=100)
+    runner.write_input_file("0.jsonl", build_event_rows(0, 10))
+    runner.write_input_file("0.jsonl", build_event_rows(0, 10, user="b"), folder="more")
+    sources = [runner.files_source(SIMPLE), runner.files_source(SIMPLE, name="more", folder="more")]
+    live = BackgroundRun(
+        runner, sources=sources, window=build_simple_session_window(source_idleness_ms="2s"), idle_pause_ms=100
+    )
     live.wait_for(lambda: bool(runner.statuses) and all(s.idle for s in runner.statuses[-1].sources))
-    assert runner.statuses[-1].watermark_us == us("2024-03-01T00:00:05Z"), "all idle: it stays"
-    runner.write("1.jsonl", events(100, 101))
+    assert runner.statuses[-1].watermark_us == to_microseconds("2024-03-01T00:00:05Z"), "all idle: it stays"
+    runner.write_input_file("1.jsonl", build_event_rows(100, 101))
     live.wait_for(lambda: runner.statuses[-1].counters.rows_emitted == 2)
-    live.end()
+    live.stop_and_join()
     (closing,) = [s for s in runner.statuses if s.emitted]  # by now `events` may be idle again
     assert [s.idle for s in closing.sources] == [False, True]
-    assert runner.output()["user"].to_list() == ["a", "b"]
+    assert runner.read_output()["user"].to_list() == ["a", "b"]
 
 
-@exhaustive(beside="test_idle_sources.py::test_processing_time_of_a_slow_epoch_does_not_count_as_silence")
-def test_slow_epoch_does_not_count_as_idle_and_idle_sources_close_windows(runner: Runner) -> None:
+@exhaustive(beside="test_idle_sources.py::test_duration_of_a_slow_epoch_does_not_count_as_idle_time")
+def test_slow_epoch_does_not_count_as_idle_and_idle_sources_close_windows(runner: SparkPipelineRunner) -> None:
     """The second epoch takes 10 s, longer than the idleness of 6 s, and `more` is not polled meanwhile.
 
     events   ●●  ●──10 s──   ○ ○ ○ ○ ○ ○      after 6 s without rows on both sources, the watermark advances
     more     ●●  ··········  ○ ○ ○ ○ ○ ○
     """
-    slow = sw.Aggregation(agg="tests.support.slow_aggregation:SlowSum", columns={"wait": "wait"}, as_="waited")
+    slow = sw.Aggregation(
+        agg="tests.support.slow_sum_aggregator:SlowSumAggregator", columns={"wait": "wait"}, as_="waited"
+    )
     sql = "SELECT *, CASE WHEN i > 1 THEN 10000L END AS wait FROM source"
-    sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more")]
-    runner.write("0.jsonl", events(0, 10))
-    runner.write("0.jsonl", events(0, 10, user="b"), folder="more")
-    window = simple(gap_ms="1s", source_idleness_ms="6s", idle_close_ms="6s", aggregations=[slow])
-    live = Live(runner, sources=sources, window=window, transform_sql=sql, idle_pause_ms=100)
+    sources = [runner.files_source(SIMPLE), runner.files_source(SIMPLE, name="more", folder="more")]
+    runner.write_input_file("0.jsonl", build_event_rows(0, 10))
+    runner.write_input_file("0.jsonl", build_event_rows(0, 10, user="b"), folder="more")
+    window = build_simple_session_window(gap_ms="1s", source_idleness_ms="6s", idle_close_ms="6s", aggregations=[slow])
+    live = BackgroundRun(runner, sources=sources, window=window, transform_sql=sql, idle_pause_ms=100)
     live.wait_for(lambda: bool(runner.statuses) and runner.statuses[-1].counters.rows_in == 4)
-    runner.write("1.jsonl", [e | {"i": 2} for e in events(100, 101)])
+    runner.write_input_file("1.jsonl", [e | {"i": 2} for e in build_event_rows(100, 101)])
     live.wait_for(lambda: runner.statuses[-1].counters.rows_in == 5)
     (worked,) = [s for s in runner.statuses if s.rows == 1]
     assert worked.seconds > 10
     assert [(s.idle, s.quiet_us < 6_000_000) for s in worked.sources] == [(False, True)] * 2
     live.wait_for(lambda: runner.statuses[-1].counters.rows_emitted == 5)
-    live.end()
+    live.stop_and_join()
     last = runner.statuses[-1]
     assert all(s.idle for s in last.sources)
     assert last.watermark_us is not None
-    assert last.watermark_us >= us("2024-03-01T00:01:40Z") + 6_000_000
-    assert runner.output()["user"].to_list() == ["a", "a", "a", "b", "b"]
+    assert last.watermark_us >= to_microseconds("2024-03-01T00:01:40Z") + 6_000_000
+    assert runner.read_output()["user"].to_list() == ["a", "a", "a", "b", "b"]
 
 
-def test_run_with_timed_triggers_stops_cleanly_and_resumes(runner: Runner) -> None:
-    runner.write("0.jsonl", events(0, 10))
-    live = Live(runner, source=runner.source(SIMPLE), window=simple(), trigger_interval_ms=300)
+def test_run_with_timed_triggers_stops_cleanly_and_resumes(runner: SparkPipelineRunner) -> None:
+    runner.write_input_file("0.jsonl", build_event_rows(0, 10))
+    live = BackgroundRun(
+        runner, source=runner.files_source(SIMPLE), window=build_simple_session_window(), trigger_interval_ms=300
+    )
     live.wait_for(lambda: len(runner.statuses) == 1)
-    runner.write("1.jsonl", events(10, 20))
+    runner.write_input_file("1.jsonl", build_event_rows(10, 20))
     live.wait_for(lambda: len(runner.statuses) == 2)
-    live.end()
-    assert runner.run(source=runner.source(SIMPLE), window=simple())["n"].to_list() == [4]
+    live.stop_and_join()
+    assert runner.run_pipeline(source=runner.files_source(SIMPLE), window=build_simple_session_window())[
+        "n"
+    ].to_list() == [4]
 
 
-def test_quiet_query_is_polled_less_often_until_rows_arrive(spark: Any, tmp_path: Path) -> None:
+def test_idle_query_is_polled_less_often_until_rows_arrive(spark: Any, tmp_path: Path) -> None:
     """The pause is an internal field of Spark, which another version may move."""
     (tmp_path / "in").mkdir()
     stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
@@ -127,54 +140,54 @@ def test_quiet_query_is_polled_less_often_until_rows_arrive(spark: Any, tmp_path
         query.stop()
 
 
-def test_run_without_a_state_store_warns_that_state_is_in_memory(runner: Runner) -> None:
-    runner.write("0.jsonl", events(0, 10))
+def test_run_without_a_state_store_warns_that_state_is_in_memory(runner: SparkPipelineRunner) -> None:
+    runner.write_input_file("0.jsonl", build_event_rows(0, 10))
     shape = {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None}
-    window = simple(**shape, max_groups_per_window=5)
-    assert runner.run(source=runner.source(SIMPLE), window=window, state_store=None).height == 1
+    window = build_simple_session_window(**shape, max_groups_per_window=5)
+    assert runner.run_pipeline(source=runner.files_source(SIMPLE), window=window, state_store=None).height == 1
     assert any(level == "warning" and line.startswith("STATE IS IN MEMORY") for level, line in runner.notices)
 
 
-def test_lookup_is_refreshed_and_a_failed_refresh_retains_the_old_rows(runner: Runner) -> None:
+def test_lookup_is_refreshed_and_a_failed_refresh_retains_the_old_rows(runner: SparkPipelineRunner) -> None:
     """The lookup changes between two epochs. Then its file is deleted."""
     import polars as pl
 
-    runner.write("0.jsonl", events(0, 1))
+    runner.write_input_file("0.jsonl", build_event_rows(0, 1))
     home = runner.home / "teams"
     home.mkdir()
     pl.DataFrame({"user": ["a"], "team": ["red"]}).write_parquet(home / "t.parquet")
-    live = Live(
+    live = BackgroundRun(
         runner,
-        source=runner.source(SIMPLE),
+        source=runner.files_source(SIMPLE),
         lookups={
             "teams": sw.Lookup(connection=sw.FilesConnection(), query=str(home / "t.parquet"), refresh_interval_ms=1)
         },
         transform_sql="SELECT team, i, _event_ts FROM source JOIN teams USING (user)",
-        window=simple(group_by=["team"]),
+        window=build_simple_session_window(group_by=["team"]),
     )
     live.wait_for(lambda: len(runner.statuses) == 1)
     pl.DataFrame({"user": ["a"], "team": ["blue"]}).write_parquet(home / "t.parquet")
-    runner.write("1.jsonl", events(100, 101))
+    runner.write_input_file("1.jsonl", build_event_rows(100, 101))
     live.wait_for(lambda: len(runner.statuses) == 2)
     (home / "t.parquet").unlink()
-    runner.write("2.jsonl", events(200, 201))
+    runner.write_input_file("2.jsonl", build_event_rows(200, 201))
     live.wait_for(lambda: len(runner.statuses) == 3)
-    live.end()
+    live.stop_and_join()
     assert any('lookup "teams": refresh 1 failed' in line for _, line in runner.notices)
-    frame = runner.run(
-        source=runner.source(SIMPLE),
+    frame = runner.run_pipeline(
+        source=runner.files_source(SIMPLE),
         transform_sql="SELECT 'x' AS team, i, _event_ts FROM source WHERE false",
-        window=simple(group_by=["team"]),
+        window=build_simple_session_window(group_by=["team"]),
     )
     assert sorted(frame["team"].to_list()) == ["blue", "blue", "red"]
 
 
 @pytest.mark.semantics("event-time")
-def test_processing_time_uses_the_clock_time_of_the_epoch(runner: Runner) -> None:
+def test_processing_time_uses_the_clock_time_of_the_epoch(runner: SparkPipelineRunner) -> None:
     """With `time_mode = "processing"`, the event time of a row is the clock time of its epoch."""
-    runner.write("0.jsonl", [{"user": "a", "i": 1}])
-    window = simple(event_time_column="_event_ts", time_mode="processing")
-    frame = runner.run(source=runner.source("user STRING, i INT"), window=window)
+    runner.write_input_file("0.jsonl", [{"user": "a", "i": 1}])
+    window = build_simple_session_window(event_time_column="_event_ts", time_mode="processing")
+    frame = runner.run_pipeline(source=runner.files_source("user STRING, i INT"), window=window)
     now = dt.datetime.now(dt.UTC)
     assert abs((frame["window_start"][0] - now).total_seconds()) < 300
 

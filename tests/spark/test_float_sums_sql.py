@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.exact_sums import bits, expected
-from tests.support.runner import Runner
+from tests.support.exact_float_statistics import compute_exact_sum_average_variance, encode_float_bits
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 from slackwater.spark import operator_input
@@ -32,7 +32,7 @@ NUMBERS = {
 }
 
 
-def rows() -> list[dict[str, Any]]:
+def float_rows() -> list[dict[str, Any]]:
     data_rows = [{"k": k, "v": v, "f": v if abs(v) < 1e30 else 1.0} for k, numbers in NUMBERS.items() for v in numbers]
     data_rows += [{"k": k, "v": None, "f": None} for k in NUMBERS]
     return [{**row, "ts": n} for n, row in enumerate(data_rows)]
@@ -40,12 +40,12 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_float_sums_are_bit_identical_with_and_without_preaggregation(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch, order: int
+    runner: SparkPipelineRunner, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     folder = runner.home / "in"
     folder.mkdir()
     table = pa.Table.from_pylist(
-        rows()[::order],
+        float_rows()[::order],
         pa.schema([("k", pa.string()), ("v", pa.float64()), ("f", pa.float32()), ("ts", pa.timestamp("us", tz="UTC"))]),
     )
     schema = "k STRING, v DOUBLE, f FLOAT, ts TIMESTAMP"
@@ -70,19 +70,19 @@ def test_float_sums_are_bit_identical_with_and_without_preaggregation(
                     "operator_for_epoch",
                     lambda folding, operator: operator_input.disable_preaggregation(operator),
                 )
-            runner.run(
+            runner.run_pipeline(
                 source=source,
                 window=window,
                 name=name,
                 target_path=str(runner.home / name),
             )
-        return {r["k"]: tuple(bits(r[a.as_]) for a in aggs) for r in runner.output(name).to_dicts()}
+        return {r["k"]: tuple(encode_float_bits(r[a.as_]) for a in aggs) for r in runner.read_output(name).to_dicts()}
 
     before = answer("tumbling", False)
     assert before == answer("tumbling", True) == answer("session", False)
     for k, numbers in NUMBERS.items():
         if numbers:
-            total, average, _ = expected(numbers)
-            assert (before[k][0], before[k][2]) == (bits(total), bits(average)), k
+            total, average, _ = compute_exact_sum_average_variance(numbers)
+            assert (before[k][0], before[k][2]) == (encode_float_bits(total), encode_float_bits(average)), k
         else:
             assert set(before[k]) == {None}

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from tests.support.case_selection import select_cases
-from tests.support.runner import Runner
-from tests.support.topics import Make, Topic, count_rows, minutes
+from tests.support.kafka_topics import Make, Topic, minute_window, to_count_rows
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 pytestmark = pytest.mark.spark
 
@@ -34,35 +34,35 @@ def add_partitions(topic: Topic, total: int) -> None:
         time.sleep(0.05)
 
 
-class Writer:
+class RecordWriter:
     """Sends records to random partitions of a topic, and counts the records of each user."""
 
     def __init__(self, topic: Topic, seed: int) -> None:
         self.topic, self.random, self.partitions = topic, random.Random(seed), 1
         self.users: Counter[str] = Counter()
 
-    def send(self) -> None:
+    def send_records(self) -> None:
         """Send up to 20 records. Each partition that exists gets at least one."""
         for partition in [*range(self.partitions), *self.random.choices(range(self.partitions), k=5)]:
             rows = [{"user": f"u{self.random.randrange(4)}", "amount": 1} for _ in range(self.random.randint(1, 3))]
             self.users.update(r["user"] for r in rows)
-            self.topic.send(*rows, second=self.random.uniform(0, 50), partition=partition)
+            self.topic.send_rows(*rows, second=self.random.uniform(0, 50), partition=partition)
 
-    def grow(self) -> None:
+    def add_random_partitions(self) -> None:
         """Add one to three partitions."""
         self.partitions += self.random.randint(1, 3)
         add_partitions(self.topic, self.partitions)
 
-    def expected(self) -> list[tuple[str, int, int]]:
+    def expected_counts(self) -> list[tuple[str, int, int]]:
         return sorted((user, n, n) for user, n in self.users.items())
 
 
-def hourly() -> Any:
+def hour_window() -> Any:
     """Return a window of one hour for all records, with a lateness for which no record is late."""
-    return minutes(duration_ms="1h", lateness_ms="1h")
+    return minute_window(duration_ms="1h", lateness_ms="1h")
 
 
-def run_until_read(runner: Runner, source: Any, writer: Writer, turns: int) -> None:
+def run_while_partitions_are_added(runner: SparkPipelineRunner, source: Any, writer: RecordWriter, turns: int) -> None:
     """Run the pipeline while partitions are added `turns` times, until it has read every record."""
     stop, failures = threading.Event(), []
 
@@ -72,8 +72,8 @@ def run_until_read(runner: Runner, source: Any, writer: Writer, turns: int) -> N
     def change() -> None:
         try:
             for _ in range(turns):
-                writer.grow()
-                writer.send()
+                writer.add_random_partitions()
+                writer.send_records()
                 deadline = time.monotonic() + 400
                 while rows_in() < writer.users.total() and time.monotonic() < deadline:
                     time.sleep(0.05)
@@ -85,47 +85,55 @@ def run_until_read(runner: Runner, source: Any, writer: Writer, turns: int) -> N
 
     changing = threading.Thread(target=change)
     changing.start()
-    runner.run(source=source, window=hourly(), available_now=False, flush=False, stop=stop)
+    runner.run_pipeline(source=source, window=hour_window(), available_now=False, flush=False, stop=stop)
     changing.join()
     assert not failures, failures
 
 
 @pytest.mark.parametrize("seed", select_cases(range(12)))
-def test_records_of_partitions_added_at_any_time_are_read_once(runner: Runner, topic: Make, seed: int) -> None:
+def test_records_of_partitions_added_at_any_time_are_read_once(
+    runner: SparkPipelineRunner, topic_factory: Make, seed: int
+) -> None:
     draw = random.Random(seed)
-    writer = Writer(topic(1), seed)
+    writer = RecordWriter(topic_factory(1), seed)
     latest = seed % 2 == 1
     if latest:  # records sent before the first start are not read
-        writer.send()
+        writer.send_records()
         writer.users.clear()
     source = writer.topic.source(
         options={"kafka.metadata.max.age.ms": "500"}, starting_offsets="latest" if latest else None
     )
-    runner.run(source=source, window=hourly(), flush=False)
+    runner.run_pipeline(source=source, window=hour_window(), flush=False)
     before = runner.statuses[-1].counters.rows_in if runner.statuses else 0
     assert before == 0
-    writer.send()
+    writer.send_records()
     for _ in range(draw.randint(1, 3)):
         if draw.random() < 0.5:
-            writer.grow()
-            writer.send()
-        runner.run(source=source, window=hourly(), flush=False)
+            writer.add_random_partitions()
+            writer.send_records()
+        runner.run_pipeline(source=source, window=hour_window(), flush=False)
         if draw.random() < 0.5:
-            run_until_read(runner, source, writer, turns=draw.randint(1, 2))
-    writer.grow()
-    writer.send()
-    assert count_rows(runner.run(source=source, window=hourly())) == writer.expected()
+            run_while_partitions_are_added(runner, source, writer, turns=draw.randint(1, 2))
+    writer.add_random_partitions()
+    writer.send_records()
+    assert to_count_rows(runner.run_pipeline(source=source, window=hour_window())) == writer.expected_counts()
     assert runner.statuses[-1].counters.rows_late == 0
 
 
-def test_starting_offset_applies_to_a_partition_that_is_added_later(runner: Runner, topic: Make) -> None:
+def test_starting_offset_applies_to_a_partition_that_is_added_later(
+    runner: SparkPipelineRunner, topic_factory: Make
+) -> None:
     """Records before a configured offset are skipped. Other partitions are read from the beginning."""
-    events = topic(1)
-    events.send({"user": "a", "amount": 1})
+    events = topic_factory(1)
+    events.send_rows({"user": "a", "amount": 1})
     table: Any = {events.name: {"1": 2}}
     source = events.source(starting_offsets=table)
-    runner.run(source=source, window=hourly(), flush=False)
+    runner.run_pipeline(source=source, window=hour_window(), flush=False)
     add_partitions(events, 3)
-    events.send(*[{"user": "b", "amount": 1}] * 5, partition=1)
-    events.send(*[{"user": "c", "amount": 1}] * 4, partition=2)
-    assert count_rows(runner.run(source=source, window=hourly())) == [("a", 1, 1), ("b", 3, 3), ("c", 4, 4)]
+    events.send_rows(*[{"user": "b", "amount": 1}] * 5, partition=1)
+    events.send_rows(*[{"user": "c", "amount": 1}] * 4, partition=2)
+    assert to_count_rows(runner.run_pipeline(source=source, window=hour_window())) == [
+        ("a", 1, 1),
+        ("b", 3, 3),
+        ("c", 4, 4),
+    ]

@@ -15,11 +15,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.avro_records import avro_record
+from tests.support.avro_records import encode_avro_record
 from tests.support.case_selection import select_cases
+from tests.support.kafka_topics import Make, minute_window
 from tests.support.protobuf_records import compile_proto, encode_message
-from tests.support.runner import Runner
-from tests.support.topics import Make, minutes
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 
@@ -56,7 +56,7 @@ enum Kind { BUY = 0; LOOK = 1; }
 LENGTHS = [2**n + d for n in (28, 30, 31, 32, 40, 62, 63) for d in (-9, -1, 0)] + [-1, -(2**31), -(2**63), 10_000_001]
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Return an unsigned number of up to 64 bits as both formats write it."""
     number &= 2**64 - 1
     out = bytearray()
@@ -66,12 +66,12 @@ def varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
-def zigzag(number: int) -> bytes:
+def encode_zigzag(number: int) -> bytes:
     """Return a signed number as Avro writes it."""
-    return varint(number << 1 ^ number >> 63)
+    return encode_varint(number << 1 ^ number >> 63)
 
 
-def avro(draw: random.Random, user: str) -> bytes:
+def random_avro_record(draw: random.Random, user: str) -> bytes:
     row = {
         "user": user,
         "amount": 1,
@@ -85,10 +85,10 @@ def avro(draw: random.Random, user: str) -> bytes:
         "day": dt.date(2024, 1, 1),
         "inner": {"d": 1.5},
     }
-    return avro_record(AVRO, row)
+    return encode_avro_record(AVRO, row)
 
 
-def protobuf(draw: random.Random, user: str) -> bytes:
+def random_protobuf_record(draw: random.Random, user: str) -> bytes:
     inner = {"d": 1.5, "names": ["x"] * draw.randrange(3)}
     row = {
         "user": user, "amount": 1, "tags": ["x"] * draw.randrange(3), "counts": {"a": 1}, "raw": "eHk=", "inner": inner,
@@ -97,7 +97,7 @@ def protobuf(draw: random.Random, user: str) -> bytes:
     return encode_message(compile_proto(PROTO), "shop.Event", row)
 
 
-def damage(draw: random.Random, sound: bytes, length: Callable[[int], bytes]) -> bytes:
+def damage_record(draw: random.Random, sound: bytes, length: Callable[[int], bytes]) -> bytes:
     """Return the record with one kind of damage."""
     record = bytearray(sound)
     kind = draw.randrange(5)
@@ -116,17 +116,22 @@ def damage(draw: random.Random, sound: bytes, length: Callable[[int], bytes]) ->
     return bytes(record)
 
 
-def nested_groups(levels: int) -> bytes:
+def encode_nested_groups(levels: int) -> bytes:
     """Return a message with nested groups of an unknown field, which would exhaust the stack of a recursive decoder."""
     return b"\x0a\x01h" + b"\xa3\x01" * levels + b"\xa4\x01" * levels
 
 
 FORMATS: dict[str, tuple[Callable[[random.Random, str], bytes], Callable[[int], bytes], list[bytes]]] = {
-    "avro": (avro, zigzag, [zigzag(n) for n in LENGTHS]),
+    "avro": (random_avro_record, encode_zigzag, [encode_zigzag(n) for n in LENGTHS]),
     "protobuf": (
-        protobuf,
-        varint,
-        [nested_groups(50), nested_groups(1_000), nested_groups(100_000), *(b"\x0a" + varint(n) for n in LENGTHS)],
+        random_protobuf_record,
+        encode_varint,
+        [
+            encode_nested_groups(50),
+            encode_nested_groups(1_000),
+            encode_nested_groups(100_000),
+            *(b"\x0a" + encode_varint(n) for n in LENGTHS),
+        ],
     ),
 }
 
@@ -134,15 +139,15 @@ FORMATS: dict[str, tuple[Callable[[random.Random, str], bytes], Callable[[int], 
 @pytest.mark.parametrize("payload_format", FORMATS)
 @pytest.mark.parametrize("seed", select_cases(range(8)))
 def test_damaged_record_is_decoded_or_counted_as_a_bad_row(
-    runner: Runner, topic: Make, payload_format: str, seed: int
+    runner: SparkPipelineRunner, topic_factory: Make, payload_format: str, seed: int
 ) -> None:
     write, length, extremes = FORMATS[payload_format]
-    draw, events = random.Random(seed), topic()
+    draw, events = random.Random(seed), topic_factory()
     sound = [write(draw, f"sound{n % 5}") for n in range(100)]
-    damaged = [*extremes, *(damage(draw, write(draw, "damaged"), length) for _ in range(400))]
+    damaged = [*extremes, *(damage_record(draw, write(draw, "damaged"), length) for _ in range(400))]
     records = [*sound, *damaged]
     draw.shuffle(records)
-    events.send(*records, second=1)
+    events.send_rows(*records, second=1)
     schema_file = runner.home / f"event.{'avsc' if payload_format == 'avro' else 'proto'}"
     schema_file.write_text(json.dumps(AVRO) if payload_format == "avro" else PROTO)
     source = events.source(
@@ -152,10 +157,10 @@ def test_damaged_record_is_decoded_or_counted_as_a_bad_row(
         protobuf_message="shop.Event" if payload_format == "protobuf" else None,
     )
     sql = "SELECT CASE WHEN user RLIKE '^sound[0-4]$' THEN user ELSE 'other' END AS user, CAST(1 AS BIGINT) AS amount, _event_ts FROM source"
-    rows = runner.run(
+    rows = runner.run_pipeline(
         source=source,
         transform_sql=sql,
-        window=minutes(),
+        window=minute_window(),
         on_error="dlq",
         dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     )

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 SCHEMA = "id INT, price INT, ts TIMESTAMP"
 
 
-def pipeline(left: str | None, right: str | None) -> sw.Pipeline:
+def pipeline_with_join_sql(left: str | None, right: str | None) -> sw.Pipeline:
     lake = sw.FilesConnection()
     return sw.pipeline(
         name="paid",
@@ -41,7 +41,7 @@ def pipeline(left: str | None, right: str | None) -> sw.Pipeline:
 
 def test_join_side_sql_is_resolved_against_its_own_source(spark: Any) -> None:
     rows = spark.createDataFrame([], SCHEMA)
-    spec = pipeline(
+    spec = pipeline_with_join_sql(
         "SELECT id, price * 2 AS twice, _event_ts FROM source", "SELECT id, _event_ts FROM source WHERE id > 3"
     )
     assert list(sql_analysis.check_sql(spark, spec, InputPath("orders", "orders"), rows)) == [
@@ -53,7 +53,7 @@ def test_join_side_sql_is_resolved_against_its_own_source(spark: Any) -> None:
     assert sql_analysis.add_origin_to_sql(spark, spec, InputPath("orders", "orders"), rows) == (
         "SELECT id, price * 2 AS twice, _event_ts , _origin FROM source",
     )
-    half = pipeline(None, "SELECT id, _event_ts FROM source")
+    half = pipeline_with_join_sql(None, "SELECT id, _event_ts FROM source")
     assert list(sql_analysis.check_sql(spark, half, InputPath("orders", "orders"), rows)) == [
         "id",
         "price",
@@ -65,7 +65,7 @@ def test_join_side_sql_is_resolved_against_its_own_source(spark: Any) -> None:
 
 def test_sql_errors_name_the_join_side(spark: Any) -> None:
     rows = spark.createDataFrame([], SCHEMA)
-    spec = pipeline(
+    spec = pipeline_with_join_sql(
         "SELECT id, count(*) AS n, max(_event_ts) AS _event_ts FROM source GROUP BY id", "SELECT id FROM source"
     )
     with pytest.raises(StartError, match=r'source "orders": transform\.join\.left_sql must be row-wise') as caught:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from tests.support.case_selection import exhaustive
-from tests.support.runner import Runner
-from tests.support.topics import START_MS, Make, Topic, count_rows, minutes, wait_for_transactions
+from tests.support.kafka_topics import START_MS, Make, Topic, minute_window, to_count_rows, wait_until_transactions_end
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 from slackwater.connectors.kafka.broker import KafkaBroker
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(autouse=True)
-def workers_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def force_worker_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers read batches of any size."""
     monkeypatch.setattr(json_payload, "MANY_RECORDS", 1)
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-def random_value(rng: random.Random) -> bytes | None:
+def draw_record_value(rng: random.Random) -> bytes | None:
     bad = (b"{broken", b"\xff\xfe", None, b'{"user": "a", "amount": "many"}', b"7", b'{"user": "\xc3\xbc"}', b"")
     return rng.choice(bad) if rng.random() < 0.3 else json.dumps({"user": f"u{rng.randrange(9)}", "amount": 7}).encode()
 
@@ -53,7 +53,7 @@ def write_records(rng: random.Random, topics: list[Topic], partitions: int) -> N
         for _ in range(rng.randint(1, 40)):
             producer.produce(
                 rng.choice(topics).name,
-                random_value(rng),
+                draw_record_value(rng),
                 rng.choice([None, b"", b"k", b"\x00"]),
                 partition=rng.randrange(partitions),
                 timestamp=START_MS + rng.randrange(10**6),
@@ -65,19 +65,21 @@ def write_records(rng: random.Random, topics: list[Topic], partitions: int) -> N
         else:
             producer.commit_transaction(30)
     for topic in topics:
-        wait_for_transactions(topic.broker.address, topic.name)
+        wait_until_transactions_end(topic.broker.address, topic.name)
 
 
-def read_rows(spark: Any, source: KafkaSource, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> list[str]:
+def read_sorted_records(
+    spark: Any, source: KafkaSource, ranges: Mapping[tuple[str, int], tuple[int, int]]
+) -> list[str]:
     return sorted(repr(row) for row in source._read(spark, ranges).collect())
 
 
 @pytest.mark.parametrize("with_headers", [True, False])
 def test_workers_read_the_same_records_as_spark(
-    spark: Any, topic: Make, monkeypatch: pytest.MonkeyPatch, with_headers: bool
+    spark: Any, topic_factory: Make, monkeypatch: pytest.MonkeyPatch, with_headers: bool
 ) -> None:
     rng = random.Random(with_headers)
-    topics, partitions = [topic(3), topic(3)], 3
+    topics, partitions = [topic_factory(3), topic_factory(3)], 3
     write_records(rng, topics, partitions)
     spec = topics[0].source(query=",".join(t.name for t in topics))
     broker = KafkaBroker(topics[0].connection)
@@ -92,16 +94,16 @@ def test_workers_read_the_same_records_as_spark(
             ranges[place] = (since, rng.randint(since + 1, bounds[place][1]))
         ranges = bounds if size == 6 and rng.random() < 0.5 else ranges
         monkeypatch.setenv(VARIABLE, "kafka_workers,json_workers")
-        expected = read_rows(spark, source, ranges)
+        expected = read_sorted_records(spark, source, ranges)
         monkeypatch.delenv(VARIABLE)
         plan = source._read(spark, ranges)._jdf.queryExecution().analyzed().toString()
         assert "kafka" not in plan.lower(), "Spark's reader is not used"
-        assert read_rows(spark, source, ranges) == expected
+        assert read_sorted_records(spark, source, ranges) == expected
 
 
-def test_source_with_spark_reader_options_is_read_by_spark(spark: Any, topic: Make) -> None:
-    events = topic()
-    events.send({"user": "a", "amount": 1})
+def test_source_with_spark_reader_options_is_read_by_spark(spark: Any, topic_factory: Make) -> None:
+    events = topic_factory()
+    events.send_rows({"user": "a", "amount": 1})
     payload = JsonPayload.from_records(RawRecords(spark, events.source()))
     source = KafkaSource(events.source(), KafkaBroker(events.connection), payload, "g")
     ranges = {(events.name, 0): (0, 1)}
@@ -114,38 +116,41 @@ def test_source_with_spark_reader_options_is_read_by_spark(spark: Any, topic: Ma
     assert "kafka" in with_options._read(spark, ranges)._jdf.queryExecution().analyzed().toString().lower()
 
 
-def test_run_with_the_worker_reader_gives_correct_windows(runner: Runner, topic: Make) -> None:
-    events = topic(2)
-    events.send({"user": "a", "amount": 1}, {"user": "a", "amount": 2}, second=1)
-    events.send({"user": "b", "amount": 4}, second=2, partition=1)
-    assert count_rows(runner.run(source=events.source(), window=minutes())) == [("a", 2, 3), ("b", 1, 4)]
+def test_run_with_the_worker_reader_gives_correct_windows(runner: SparkPipelineRunner, topic_factory: Make) -> None:
+    events = topic_factory(2)
+    events.send_rows({"user": "a", "amount": 1}, {"user": "a", "amount": 2}, second=1)
+    events.send_rows({"user": "b", "amount": 4}, second=2, partition=1)
+    assert to_count_rows(runner.run_pipeline(source=events.source(), window=minute_window())) == [
+        ("a", 2, 3),
+        ("b", 1, 4),
+    ]
 
 
 @exhaustive(beside="test_kafka_worker_reader.py::test_workers_read_the_same_records_as_spark")
-def test_headers_are_read_if_the_sql_uses_the_headers_column(runner: Runner, topic: Make) -> None:
+def test_headers_are_read_if_the_sql_uses_the_headers_column(runner: SparkPipelineRunner, topic_factory: Make) -> None:
     """Column names are not case-sensitive, and `struct(*)` contains all columns."""
-    events = topic()
-    events.send({"user": "a", "amount": 1}, second=1, headers=[("h", b"x")])
+    events = topic_factory()
+    events.send_rows({"user": "a", "amount": 1}, second=1, headers=[("h", b"x")])
     for name, expression in (
         ("named", "_Headers[0].key"),
         ("in-a-struct", "get_json_object(to_json(struct(*)), '$._headers[0].key')"),
     ):
-        runner.run(
+        runner.run_pipeline(
             source=events.source(),
             transform_sql=f"SELECT {expression} AS user, amount, _event_ts FROM source",
-            window=minutes(),
+            window=minute_window(),
             name=name,
             target_path=str(runner.home / name),
         )
-        assert count_rows(runner.output(name)) == [("h", 1, 1)]
+        assert to_count_rows(runner.read_output(name)) == [("h", 1, 1)]
 
 
 def test_run_fails_when_records_expire_during_the_read(
-    runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
+    runner: SparkPipelineRunner, topic_factory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = topic()
-    events.send(*[{"user": "a", "amount": 1}] * 3, second=1)
+    events = topic_factory()
+    events.send_rows(*[{"user": "a", "amount": 1}] * 3, second=1)
     monkeypatch.setattr(KafkaSource, "_ranges", lambda self, start, end: ({(events.name, 0): (100, 103)}, 0))
     with pytest.raises(sw.SlackwaterError, match=rf"committed: {events.name}-0: records no longer exist") as raised:
-        runner.run(source=events.source(), window=minutes())
+        runner.run_pipeline(source=events.source(), window=minute_window())
     assert "\n" not in str(raised.value)

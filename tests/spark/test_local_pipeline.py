@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.case_selection import select_cases
-from tests.support.parquet_rows import as_rows, table
+from tests.support.parquet_rows import read_sorted_rows, to_sorted_rows
 
 import slackwater as sw
 from slackwater.testing import LocalPipeline
@@ -49,7 +49,7 @@ def files_pipeline(home: Path, window: sw.Window, sql: str | None = None, **more
     )
 
 
-def run_for_real(spark: Any, pipeline: sw.Pipeline, home: Path, batches: Sequence[Sequence[Any]]) -> None:
+def write_and_run_input_files(spark: Any, pipeline: sw.Pipeline, home: Path, batches: Sequence[Sequence[Any]]) -> None:
     """Write the batches as files and run the pipeline, one epoch per file."""
     (home / "in").mkdir()
     for number, rows in enumerate(batches):
@@ -82,7 +82,7 @@ SQL = "SELECT upper(user) AS user, amount, _event_ts FROM source WHERE lower(kin
 LETTER = ("reason", "source", "value", "event_time", "late_us")
 
 
-def letters_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def comparable_dead_letters(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     letters = [{c: r[c] for c in LETTER} for r in rows]
     return sorted(letters, key=lambda r: (r["reason"], r["value"]))
 
@@ -116,7 +116,7 @@ def letters_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 def test_local_pipeline_matches_a_real_run(spark: Any, tmp_path: Path, window: sw.Window, sql: str | None) -> None:
     pipeline = files_pipeline(tmp_path, window, sql)
-    run_for_real(spark, pipeline, tmp_path, BATCHES)
+    write_and_run_input_files(spark, pipeline, tmp_path, BATCHES)
     with LocalPipeline(pipeline, session=spark) as test:
         for number, rows in enumerate(BATCHES):
             if number == 1:
@@ -124,9 +124,9 @@ def test_local_pipeline_matches_a_real_run(spark: Any, tmp_path: Path, window: s
             test.pipe(rows)
         test.flush()
         result = test.result()
-    assert as_rows(result.table) == table(tmp_path / "out") != []
-    real = letters_of(table(tmp_path / "letters"))
-    assert letters_of(result.letters) == real
+    assert to_sorted_rows(result.table) == read_sorted_rows(tmp_path / "out") != []
+    real = comparable_dead_letters(read_sorted_rows(tmp_path / "letters"))
+    assert comparable_dead_letters(result.letters) == real
     assert {r["reason"] for r in real} == {"undecodable", "no event time", "late"}
 
 
@@ -191,7 +191,7 @@ def test_sql_without_hidden_columns_runs_batch_by_batch(spark: Any, tmp_path: Pa
 KAFKA = {"bus": sw.KafkaConnection(bootstrap_servers="nowhere:1"), "lake": sw.FilesConnection()}
 
 
-def topic(name: str, schema: str) -> sw.Source:
+def kafka_source(name: str, schema: str) -> sw.Source:
     return sw.Source(name=name, connection="bus", query=name, payload_format="json", schema=schema)
 
 
@@ -215,7 +215,10 @@ def test_join_of_two_topics_feeds_a_window_with_separate_sql(spark: Any) -> None
     pipeline = sw.pipeline(
         name="shops",
         connections=KAFKA,
-        sources=[topic("orders", "id BIGINT, amount DOUBLE"), topic("payments", "id BIGINT, shop STRING")],
+        sources=[
+            kafka_source("orders", "id BIGINT, amount DOUBLE"),
+            kafka_source("payments", "id BIGINT, shop STRING"),
+        ],
         stages=[
             sw.Stage(name="paid", join=join),
             sw.Stage(
@@ -251,7 +254,7 @@ def test_each_topic_partition_has_a_separate_watermark(spark: Any) -> None:
         name="parts",
         on_error="drop",
         connections=KAFKA,
-        sources=[topic("clicks", "user STRING, ts TIMESTAMP")],
+        sources=[kafka_source("clicks", "user STRING, ts TIMESTAMP")],
         window=session_window(aggregations=[COUNT]),
         target=sw.Target(connection="lake", path="out", format="parquet"),
         state_store=sw.StateStore(kind="files", path="state"),

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 from tests.support.case_selection import select_cases
-from tests.support.events import SCHEMA, comparable, every_aggregation, iso, sample, window
-from tests.support.runner import Runner
+from tests.support.sample_events_and_windows import (
+    SCHEMA,
+    build_every_aggregation,
+    build_rows_of_every_type,
+    build_window_with_every_aggregation,
+    format_iso_time,
+    to_comparable_rows,
+)
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 from slackwater.core.schema import Field
@@ -28,7 +35,7 @@ OPERATOR = bind_window(
 )
 
 
-def reports(*shards: tuple[int, int]) -> list[IngestReport]:
+def build_ingest_reports(*shards: tuple[int, int]) -> list[IngestReport]:
     """Build reports from the numbers of rows and panes of each shard."""
     return [IngestReport(shard=n, segments=(), rows=rows, panes=panes) for n, (rows, panes) in enumerate(shards)]
 
@@ -48,25 +55,25 @@ def reports(*shards: tuple[int, int]) -> list[IngestReport]:
 def test_preaggregation_is_disabled_if_panes_have_few_rows(shards: list[tuple[int, int]], behind: bool) -> None:
     folding = PreaggregationPolicy()
     assert folding.operator_for_epoch(OPERATOR) is OPERATOR, "of the first epoch nothing is known"
-    folding.observe(reports(*shards))
+    folding.observe(build_ingest_reports(*shards))
     assert (folding.operator_for_epoch(OPERATOR) is not OPERATOR) == behind
     assert folding.operator_for_epoch(OPERATOR) is folding.operator_for_epoch(OPERATOR), "it is made once"
-    folding.observe(reports((0, 0), (0, 0)))
+    folding.observe(build_ingest_reports((0, 0), (0, 0)))
     assert (folding.operator_for_epoch(OPERATOR) is not OPERATOR) == behind, "an epoch without rows says nothing"
-    folding.observe(reports((1000, 2)))
+    folding.observe(build_ingest_reports((1000, 2)))
     assert folding.operator_for_epoch(OPERATOR) is OPERATOR
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", select_cases(["tumbling", "hopping"]))
 def test_results_are_equal_with_and_without_preaggregation(
-    runner: Runner, kind: str, monkeypatch: pytest.MonkeyPatch
+    runner: SparkPipelineRunner, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run all aggregations, with late rows that become dead letters."""
-    rows = sample()
+    rows = build_rows_of_every_type()
     for n in range(4):
-        late = [{**rows[n], "ts": iso(-600)}] if n else []
-        runner.write(f"{n}.jsonl", [*rows[15 * n : 15 * (n + 1)], *late])
+        late = [{**rows[n], "ts": format_iso_time(-600)}] if n else []
+        runner.write_input_file(f"{n}.jsonl", [*rows[15 * n : 15 * (n + 1)], *late])
     ways: list[bool] = []
     operator_for_epoch = PreaggregationPolicy.operator_for_epoch
 
@@ -79,16 +86,22 @@ def test_results_are_equal_with_and_without_preaggregation(
 
     def run(name: str) -> tuple[Any, ...]:
         ways.clear()
-        runner.run(
+        runner.run_pipeline(
             name=name,
-            source=runner.source(SCHEMA, max_files_per_trigger=1),
-            window=window(kind, late_data="dlq", lateness_ms="10s", aggregations=every_aggregation()),
+            source=runner.files_source(SCHEMA, max_files_per_trigger=1),
+            window=build_window_with_every_aggregation(
+                kind, late_data="dlq", lateness_ms="10s", aggregations=build_every_aggregation()
+            ),
             dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / f"letters-{name}")),
             target_path=str(runner.home / name),
             state_store=sw.StateStore(kind="files", path=str(runner.home / f"state-{name}")),
         )
-        letters = runner.output(f"letters-{name}")
-        return comparable(runner.output(name)), letters.select("reason", "value").rows(), runner.statuses[-1].counters
+        letters = runner.read_output(f"letters-{name}")
+        return (
+            to_comparable_rows(runner.read_output(name)),
+            letters.select("reason", "value").rows(),
+            runner.statuses[-1].counters,
+        )
 
     expected = run("by-itself")
     assert ways == [False, True, True, True]

@@ -10,19 +10,19 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.case_selection import exhaustive
+from tests.support.fake_schema_registry import build_subject_response, serve_registry_responses
+from tests.support.kafka_topics import Make, Topic, minute_window, to_count_rows
 from tests.support.protobuf_records import (
     FIRST,
     NOTE,
     SECOND,
+    build_record_header,
     compile_proto,
-    encode_first,
     encode_message,
-    encode_second,
-    record_header,
+    encode_with_first_schema,
+    encode_with_second_schema,
 )
-from tests.support.registry_answers import entries, serve_answers
-from tests.support.runner import Runner
-from tests.support.topics import Make, Topic, count_rows, minutes
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 from slackwater.config.source import Source
@@ -50,7 +50,7 @@ message Types {
 
 
 @pytest.mark.matrix
-def test_protobuf_values_of_every_type_are_decoded_to_spark_columns(runner: Runner) -> None:
+def test_protobuf_values_of_every_type_are_decoded_to_spark_columns(runner: SparkPipelineRunner) -> None:
     path, most = runner.home / "types.proto", 2**64 - 1
     path.write_text(TYPES)
     spec = Source(name="s", connection="c", query="t", payload_format="protobuf", protobuf_schema_file=str(path))
@@ -78,27 +78,27 @@ def test_protobuf_values_of_every_type_are_decoded_to_spark_columns(runner: Runn
 
 
 @pytest.mark.matrix
-def test_protobuf_records_are_decoded_with_a_schema_file(runner: Runner, topic: Make) -> None:
-    events = topic()
-    events.send(
-        encode_first({"user": "a", "amount": 1}),
-        encode_first({"user": "a", "amount": 2}),
+def test_protobuf_records_are_decoded_with_a_schema_file(runner: SparkPipelineRunner, topic_factory: Make) -> None:
+    events = topic_factory()
+    events.send_rows(
+        encode_with_first_schema({"user": "a", "amount": 1}),
+        encode_with_first_schema({"user": "a", "amount": 2}),
         second=1,
         key="k",
         headers=[("h", b"x")],
     )
-    events.send(b"\xff\xff\xff", None, second=2)
+    events.send_rows(b"\xff\xff\xff", None, second=2)
     path = runner.home / "event.proto"
     path.write_text(FIRST)
     source = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(path))
     sql = "SELECT concat(user, _headers[0].key, CAST(_key AS STRING)) AS user, amount, _event_ts FROM source"
-    frame = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
-    assert count_rows(frame) == [("ahk", 2, 3)]
+    frame = runner.run_pipeline(source=source, transform_sql=sql, window=minute_window(), on_error="drop")
+    assert to_count_rows(frame) == [("ahk", 2, 3)]
     assert runner.statuses[-1].counters.rows_bad == 2
 
 
-class RegisteredPipeline:
-    """Versions of a subject with the schema IDs 7 and 9. Schema 9 refers to another subject. `add` registers more."""
+class RegisteredSchemas:
+    """Versions of a subject with the schema IDs 7 and 9. Schema 9 refers to another subject. `add_version` registers more."""
 
     def __init__(self) -> None:
         refers = {"name": "shop/note.proto", "subject": "note", "version": 1}
@@ -107,30 +107,32 @@ class RegisteredPipeline:
             {"id": 9, "schema": SECOND, "references": [refers]},
         ]
 
-    def entries_for(self, path: str) -> Any:
-        return entries(path, [{"id": 5, "schema": NOTE}] if path.startswith("/subjects/note/") else self.versions)
+    def registry_entries(self, path: str) -> Any:
+        return build_subject_response(
+            path, [{"id": 5, "schema": NOTE}] if path.startswith("/subjects/note/") else self.versions
+        )
 
-    def add(self, number: int) -> None:
+    def add_version(self, number: int) -> None:
         self.versions.append({**self.versions[-1], "id": number})
 
 
 @pytest.fixture
-def registered() -> RegisteredPipeline:
-    return RegisteredPipeline()
+def registered_schemas() -> RegisteredSchemas:
+    return RegisteredSchemas()
 
 
 @pytest.fixture
-def registry(registered: RegisteredPipeline) -> Iterator[str]:
-    with serve_answers(registered.entries_for) as address:
+def registry_address(registered_schemas: RegisteredSchemas) -> Iterator[str]:
+    with serve_registry_responses(registered_schemas.registry_entries) as address:
         yield address
 
 
-def sessions(runner: Runner, events: Topic, address: str) -> dict[str, Any]:
+def session_pipeline_settings(runner: SparkPipelineRunner, events: Topic, address: str) -> dict[str, Any]:
     connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=address)
     return {
         "source": events.source(schema=None, payload_format="protobuf", connection=connection),
         "transform_sql": "SELECT concat(user, coalesce(note.text, ''), kind) AS user, amount, _event_ts FROM source",
-        "window": minutes(
+        "window": minute_window(
             kind="session", duration_ms=None, max_groups_per_window=None, gap_ms="10s", max_session_duration_ms="10m",
             lateness_ms="1h", late_data="dlq",
         ),
@@ -139,38 +141,46 @@ def sessions(runner: Runner, events: Topic, address: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sent(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
+def send_records(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
     """Send records of two schema versions and bad records. The schema of the last bad record is registered later."""
     row = {"user": "a", "amount": 1}
-    events.send(encode_first(row, one), encode_second({**row, "note": {"text": "x"}, "kind": "LOOK"}, two), second=1)
-    events.send(encode_first({**row, "amount": 2}, one), encode_first({**row, "amount": 4}, one), second=5)
-    other = record_header(two, (1,)) + encode_message(compile_proto(SECOND), "shop.Other", row)
+    events.send_rows(
+        encode_with_first_schema(row, one),
+        encode_with_second_schema({**row, "note": {"text": "x"}, "kind": "LOOK"}, two),
+        second=1,
+    )
+    events.send_rows(
+        encode_with_first_schema({**row, "amount": 2}, one),
+        encode_with_first_schema({**row, "amount": 4}, one),
+        second=5,
+    )
+    other = build_record_header(two, (1,)) + encode_message(compile_proto(SECOND), "shop.Other", row)
     bad = [
-        encode_first(row, two)[:-1],
+        encode_with_first_schema(row, two)[:-1],
         None,
         b"",
-        encode_first(row),
+        encode_with_first_schema(row),
         other,
         b"\0\xff",
-        encode_first({**row, "amount": 8}, later),
+        encode_with_first_schema({**row, "amount": 8}, later),
     ]
-    events.send(*bad, second=6, key="k", headers=[("h", b"\1")])
+    events.send_rows(*bad, second=6, key="k", headers=[("h", b"\1")])
     return bad
 
 
 def test_two_schema_versions_are_decoded_and_broken_records_become_dead_letters(
-    runner: Runner, topic: Make, registry: str, registered: RegisteredPipeline
+    runner: SparkPipelineRunner, topic_factory: Make, registry_address: str, registered_schemas: RegisteredSchemas
 ) -> None:
-    events = topic()
-    bad = sent(events, 7, 9, 11)
-    settings = sessions(runner, events, registry)
-    runner.run(**settings, flush=False)
+    events = topic_factory()
+    bad = send_records(events, 7, 9, 11)
+    settings = session_pipeline_settings(runner, events, registry_address)
+    runner.run_pipeline(**settings, flush=False)
     letters = pl.read_parquet(runner.home / "letters" / "*.parquet").sort("offset")
     assert letters["value"].to_list() == bad
     assert set(letters["reason"]) == {"undecodable"}
     assert set(letters["key"]) == {b"k"}
     assert runner.statuses[-1].counters.rows_bad == len(bad)
-    registered.add(11)
+    registered_schemas.add_version(11)
     outcome = replay_dead_letters(
         sw.pipeline(
             name="test", **settings, target=sw.FilesConnection(), target_path=str(runner.home / "out"),
@@ -180,45 +190,45 @@ def test_two_schema_versions_are_decoded_and_broken_records_become_dead_letters(
         spark=runner.spark,
     )  # fmt: skip
     assert (outcome.applied, outcome.remaining) == (1, {"bad again: undecodable": len(bad) - 1})
-    assert count_rows(runner.run(**settings)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
+    assert to_count_rows(runner.run_pipeline(**settings)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
 
 
 @exhaustive(beside="test_protobuf.py::test_two_schema_versions_are_decoded_and_broken_records_become_dead_letters")
 def test_two_schema_versions_are_decoded_with_a_real_registry(
-    runner: Runner, topic: Make, schema_registry: Any
+    runner: SparkPipelineRunner, topic_factory: Make, schema_registry: Any
 ) -> None:
-    events = topic()
+    events = topic_factory()
     schema_registry.register(f"{events.name}-note", NOTE, "PROTOBUF")
     subject, other = f"{events.name}-value", {"name": "shop/note.proto", "subject": f"{events.name}-note", "version": 1}
     one = schema_registry.register(subject, FIRST, "PROTOBUF")
     two = schema_registry.register(subject, SECOND, "PROTOBUF", [other])
-    bad = sent(events, one, two, 10**6)
-    frame = runner.run(**sessions(runner, events, schema_registry.url))
-    assert count_rows(frame) == [("aBUY", 3, 7), ("axLOOK", 1, 1)]
+    bad = send_records(events, one, two, 10**6)
+    frame = runner.run_pipeline(**session_pipeline_settings(runner, events, schema_registry.url))
+    assert to_count_rows(frame) == [("aBUY", 3, 7), ("axLOOK", 1, 1)]
     letters = pl.read_parquet(runner.home / "letters" / "*.parquet").sort("offset")
     assert letters["value"].to_list() == bad
 
 
-def test_invalid_protobuf_schema_is_reported_in_one_line(
-    runner: Runner, topic: Make, registry: str, registered: RegisteredPipeline
+def test_invalid_protobuf_schema_is_reported_with_a_one_line_error(
+    runner: SparkPipelineRunner, topic_factory: Make, registry_address: str, registered_schemas: RegisteredSchemas
 ) -> None:
-    events = topic()
-    settings = sessions(runner, events, registry)
+    events = topic_factory()
+    settings = session_pipeline_settings(runner, events, registry_address)
     wrong = [
         ('syntax = "proto3"; message T { T t = 1; }', r'message "T" contains itself \(T > T\)'),
         ('syntax = "proto3"; message T { Foo a = 1; }', r'1:32: "Foo" is not defined'),
     ]
     for number, (text, said) in enumerate(wrong, 20):
-        registered.versions[1:] = [{"id": number, "schema": text}]
+        registered_schemas.versions[1:] = [{"id": number, "schema": text}]
         with pytest.raises(
             sw.SlackwaterError,
             match=rf'^source "events": schema {number} of the registry cannot be used as a Protobuf schema \({said}',
         ) as e:
-            runner.run(**settings)
+            runner.run_pipeline(**settings)
         assert "\n" not in str(e.value)
     gone = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(runner.home / "gone.proto"))
     with pytest.raises(
         sw.SlackwaterError,
         match=r'^source "events": protobuf_schema_file ".*" cannot be used as a Protobuf schema \(.*No such file',
     ):
-        runner.run(**{**settings, "source": gone})
+        runner.run_pipeline(**{**settings, "source": gone})

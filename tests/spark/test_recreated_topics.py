@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 from tests.support.case_selection import select_cases
-from tests.support.runner import Runner
-from tests.support.topics import Make, Topic, count_rows, minutes
+from tests.support.kafka_topics import Make, Topic, minute_window, to_count_rows
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -27,7 +27,7 @@ RECREATED = (
 )
 
 
-def recreated(kafka: Any, former: Topic) -> Topic:
+def recreate_topic(kafka: Any, former: Topic) -> Topic:
     """Delete a topic and create another one of the same name and size."""
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     (described,) = admin.describe_topics(TopicCollection([former.name])).values()
@@ -39,38 +39,40 @@ def recreated(kafka: Any, former: Topic) -> Topic:
     return Topic(kafka, former.name, partitions)
 
 
-def stored(home: Path, pipeline: str = "test") -> KafkaOffsets:
+def read_stored_offsets(home: Path, pipeline: str = "test") -> KafkaOffsets:
     with FilesStore(home / "state", pipeline).peek() as snapshot:
         assert snapshot is not None
         return KafkaOffsets.coerce(snapshot.commit.sources["events"].offsets)
 
 
 @pytest.mark.parametrize("records", select_cases([3, 5, 1]))  # as many records as before, more, and fewer
-def test_start_is_refused_if_topic_was_recreated(runner: Runner, topic: Make, kafka: Any, records: int) -> None:
-    events = topic(1)
-    events.send(*[{"user": "old", "amount": 1}] * 3, second=1)
-    runner.run(source=events.source(), window=minutes(), flush=False)
-    first = stored(runner.home)
+def test_start_is_refused_if_topic_was_recreated(
+    runner: SparkPipelineRunner, topic_factory: Make, kafka: Any, records: int
+) -> None:
+    events = topic_factory(1)
+    events.send_rows(*[{"user": "old", "amount": 1}] * 3, second=1)
+    runner.run_pipeline(source=events.source(), window=minute_window(), flush=False)
+    first = read_stored_offsets(runner.home)
     assert list(first.ids) == [events.name]
-    events = recreated(kafka, events)
-    events.send(*[{"user": "new", "amount": 1}] * records, second=2)
+    events = recreate_topic(kafka, events)
+    events.send_rows(*[{"user": "new", "amount": 1}] * records, second=2)
     with pytest.raises(sw.SlackwaterError, match=RECREATED):
-        runner.run(source=events.source(), window=minutes())
-    assert stored(runner.home) == first
-    frame = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
-    assert count_rows(frame) == [("new", records, records), ("old", 3, 3)]
-    assert stored(runner.home).ids != first.ids
-    assert count_rows(runner.run(source=events.source(), window=minutes())) == count_rows(frame)
+        runner.run_pipeline(source=events.source(), window=minute_window())
+    assert read_stored_offsets(runner.home) == first
+    frame = runner.run_pipeline(source=events.source(on_data_loss="skip"), window=minute_window())
+    assert to_count_rows(frame) == [("new", records, records), ("old", 3, 3)]
+    assert read_stored_offsets(runner.home).ids != first.ids
+    assert to_count_rows(runner.run_pipeline(source=events.source(), window=minute_window())) == to_count_rows(frame)
 
 
 def test_state_reset_to_earliest_reads_recreated_topic(
-    runner: Runner, topic: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
+    runner: SparkPipelineRunner, topic_factory: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = topic(1)
-    events.send(*[{"user": "old", "amount": 1}] * 3, second=1)
-    runner.run(source=events.source(), window=minutes(), flush=False)
-    events = recreated(kafka, events)
-    events.send(*[{"user": "new", "amount": 1}] * 4, second=2)
+    events = topic_factory(1)
+    events.send_rows(*[{"user": "old", "amount": 1}] * 3, second=1)
+    runner.run_pipeline(source=events.source(), window=minute_window(), flush=False)
+    events = recreate_topic(kafka, events)
+    events.send_rows(*[{"user": "new", "amount": 1}] * 4, second=2)
     config = runner.home / "p.toml"
     config.write_text(
         f'name = "test"\n[connections.k]\nkind = "kafka"\nbootstrap_servers = "{kafka.address}"\n[connections.lake]\nkind = "files"\n'
@@ -84,59 +86,61 @@ def test_state_reset_to_earliest_reads_recreated_topic(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    frame = runner.run(source=events.source(), window=minutes())
-    assert count_rows(frame) == [("new", 4, 4), ("old", 3, 3)]
+    frame = runner.run_pipeline(source=events.source(), window=minute_window())
+    assert to_count_rows(frame) == [("new", 4, 4), ("old", 3, 3)]
 
 
 @pytest.mark.parametrize("planned_by_spark", [False, True])
 def test_running_pipeline_stops_when_topic_is_recreated(
-    runner: Runner, topic: Make, kafka: Any, planned_by_spark: bool
+    runner: SparkPipelineRunner, topic_factory: Make, kafka: Any, planned_by_spark: bool
 ) -> None:
     """Recreate the topic while the pipeline runs. Records of the new topic are not read at an old offset."""
-    events, stop = topic(1), threading.Event()
-    events.send(*[{"user": "old", "amount": 1}] * 3, second=1)
+    events, stop = topic_factory(1), threading.Event()
+    events.send_rows(*[{"user": "old", "amount": 1}] * 3, second=1)
     options = {"minOffsetsPerTrigger": "1"} if planned_by_spark else {}
 
     def replace() -> None:
         end = time.monotonic() + 300
         while time.monotonic() < end and not (runner.statuses and runner.statuses[-1].counters.rows_in == 3):
             time.sleep(0.05)
-        recreated(kafka, events).send(*[{"user": "new", "amount": 1}] * 7, second=2)
+        recreate_topic(kafka, events).send_rows(*[{"user": "new", "amount": 1}] * 7, second=2)
 
     replacing = threading.Thread(target=replace)
     replacing.start()
     with pytest.raises(sw.SlackwaterError, match=r"deleted and created again|it was created again"):
-        runner.run(source=events.source(options=options), window=minutes(), available_now=False, flush=False, stop=stop)
+        runner.run_pipeline(
+            source=events.source(options=options), window=minute_window(), available_now=False, flush=False, stop=stop
+        )
     replacing.join()
-    assert stored(runner.home).next_offset(events.name, 0) == 3
-    frame = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
-    assert count_rows(frame) == [("new", 7, 7), ("old", 3, 3)]
+    assert read_stored_offsets(runner.home).next_offset(events.name, 0) == 3
+    frame = runner.run_pipeline(source=events.source(on_data_loss="skip"), window=minute_window())
+    assert to_count_rows(frame) == [("new", 7, 7), ("old", 3, 3)]
 
 
 def test_state_without_topic_ids_stores_them_at_next_commit(
-    runner: Runner, topic: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
+    runner: SparkPipelineRunner, topic_factory: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = topic(1)
-    events.send({"user": "a", "amount": 1}, second=1)
+    events = topic_factory(1)
+    events.send_rows({"user": "a", "amount": 1}, second=1)
     with monkeypatch.context() as former:
         former.setattr(KafkaBroker, "topic_ids", lambda self, topics: {})
-        runner.run(source=events.source(), window=minutes(), flush=False)
-    assert not stored(runner.home).ids
-    events.send({"user": "a", "amount": 1}, second=2)
-    assert count_rows(runner.run(source=events.source(), window=minutes())) == [("a", 2, 2)]
-    assert stored(runner.home).ids
+        runner.run_pipeline(source=events.source(), window=minute_window(), flush=False)
+    assert not read_stored_offsets(runner.home).ids
+    events.send_rows({"user": "a", "amount": 1}, second=2)
+    assert to_count_rows(runner.run_pipeline(source=events.source(), window=minute_window())) == [("a", 2, 2)]
+    assert read_stored_offsets(runner.home).ids
 
 
-def test_error_names_only_the_recreated_topic(runner: Runner, topic: Make, kafka: Any) -> None:
-    first, second = topic(2), topic(1)
+def test_error_names_only_the_recreated_topic(runner: SparkPipelineRunner, topic_factory: Make, kafka: Any) -> None:
+    first, second = topic_factory(2), topic_factory(1)
     both = f"{first.name},{second.name}"
-    first.send({"user": "a", "amount": 1}, second=1, partition=1)
-    second.send({"user": "b", "amount": 1}, second=1)
-    runner.run(source=first.source(query=both), window=minutes(), flush=False)
-    recreated(kafka, first).send(*[{"user": "c", "amount": 1}] * 2, second=2, partition=1)
-    second.send({"user": "b", "amount": 1}, second=2)
+    first.send_rows({"user": "a", "amount": 1}, second=1, partition=1)
+    second.send_rows({"user": "b", "amount": 1}, second=1)
+    runner.run_pipeline(source=first.source(query=both), window=minute_window(), flush=False)
+    recreate_topic(kafka, first).send_rows(*[{"user": "c", "amount": 1}] * 2, second=2, partition=1)
+    second.send_rows({"user": "b", "amount": 1}, second=2)
     with pytest.raises(sw.SlackwaterError, match=f'topic "{first.name}" was deleted') as refused:
-        runner.run(source=first.source(query=both), window=minutes())
+        runner.run_pipeline(source=first.source(query=both), window=minute_window())
     assert second.name not in str(refused.value)
-    frame = runner.run(source=first.source(query=both, on_data_loss="skip"), window=minutes())
-    assert count_rows(frame) == [("a", 1, 1), ("b", 2, 2), ("c", 2, 2)]
+    frame = runner.run_pipeline(source=first.source(query=both, on_data_loss="skip"), window=minute_window())
+    assert to_count_rows(frame) == [("a", 1, 1), ("b", 2, 2), ("c", 2, 2)]

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from tests.support.case_selection import exhaustive
 from tests.support.restartable_pipeline import RestartablePipeline
-from tests.support.servers.object_store import S3
+from tests.support.servers.object_store import S3Server
 
 import slackwater as sw
 from slackwater.errors import StartError, StateError
 from slackwater.storage.object_client import ObjectClient
 
 
-class BucketContinued(RestartablePipeline):
+class BucketPipeline(RestartablePipeline):
     """A pipeline whose state and target are below one URL."""
 
-    def place(self, url: str, options: dict[str, str]) -> BucketContinued:
+    def set_location(self, url: str, options: dict[str, str]) -> BucketPipeline:
         self.changes = {
             "connections": {"lake": sw.FilesConnection(), "out": sw.FilesConnection(options=options)},
             "target": sw.Target(connection="out", path=f"{url}/out"),
@@ -40,54 +40,57 @@ class BucketContinued(RestartablePipeline):
 
 
 @pytest.fixture
-def one(tmp_path: Path, spark: Any, bucket: str, s3: S3) -> BucketContinued:
-    pipeline = BucketContinued(tmp_path, spark, "files").place(bucket, s3.options())
+def bucket_pipeline(tmp_path: Path, spark: Any, bucket: str, s3: S3Server) -> BucketPipeline:
+    pipeline = BucketPipeline(tmp_path, spark, "files").set_location(bucket, s3.connection_options())
     pipeline.copy_state("none")
-    pipeline.add(1, 2)
-    pipeline.start()
+    pipeline.write_input_files(1, 2)
+    pipeline.run_available_input()
     pipeline.copy_state("older")
-    pipeline.add(3, 4, 5)
-    pipeline.start()
+    pipeline.write_input_files(3, 4, 5)
+    pipeline.run_available_input()
     pipeline.copy_state("newer")
     return pipeline
 
 
-def refused(one: BucketContinued, *words: str) -> None:
+def expect_refused_start(one: BucketPipeline, *words: str) -> None:
     """Check that a start fails with one line and changes neither the state nor the target."""
-    rows, files = one.rows(), [f for f in one.state_files() if not f.endswith(("/lock", "/runs"))]
+    rows, files = one.read_counts_per_minute(), [f for f in one.state_files() if not f.endswith(("/lock", "/runs"))]
     with pytest.raises((StateError, StartError)) as error:
-        one.start()
+        one.run_available_input()
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
-    assert one.rows() == rows and [f for f in one.state_files() if not f.endswith(("/lock", "/runs"))] == files
+    assert (
+        one.read_counts_per_minute() == rows
+        and [f for f in one.state_files() if not f.endswith(("/lock", "/runs"))] == files
+    )
 
 
-def test_older_state_copy_is_rejected_and_the_newer_state_continues(one: BucketContinued) -> None:
-    one.restore_state("older")
-    one.add(6, 7)
-    refused(one, "older copy", "restore the newer state", "--put-aside-output")
-    one.restore_state("newer")
-    one.start(flush=True)
-    assert one.rows() == one.expected
-
-
-@exhaustive(beside="test_restored_bucket.py::test_older_state_copy_is_rejected_and_the_newer_state_continues")
-def test_start_from_an_older_copy_moves_newer_output_files_away(one: BucketContinued) -> None:
-    one.restore_state("older")
-    one.add(6, 7)
-    refused(one, "--put-aside-output")
-    one.start(former_output="aside")
-    one.add(8)
-    one.start(flush=True)
-    assert one.rows() == one.expected
+def test_older_state_copy_is_rejected_and_the_newer_state_continues(bucket_pipeline: BucketPipeline) -> None:
+    bucket_pipeline.restore_state("older")
+    bucket_pipeline.write_input_files(6, 7)
+    expect_refused_start(bucket_pipeline, "older copy", "restore the newer state", "--put-aside-output")
+    bucket_pipeline.restore_state("newer")
+    bucket_pipeline.run_available_input(flush=True)
+    assert bucket_pipeline.read_counts_per_minute() == bucket_pipeline.expected
 
 
 @exhaustive(beside="test_restored_bucket.py::test_older_state_copy_is_rejected_and_the_newer_state_continues")
-def test_missing_state_next_to_existing_output_is_rejected(one: BucketContinued) -> None:
-    one.restore_state("none")
-    one.add(6)
-    refused(one, "of another state", "--put-aside-output")
-    one.restore_state("newer")
-    one.start(flush=True)
-    assert one.rows() == one.expected
+def test_start_from_an_older_copy_moves_newer_output_files_away(bucket_pipeline: BucketPipeline) -> None:
+    bucket_pipeline.restore_state("older")
+    bucket_pipeline.write_input_files(6, 7)
+    expect_refused_start(bucket_pipeline, "--put-aside-output")
+    bucket_pipeline.run_available_input(former_output="aside")
+    bucket_pipeline.write_input_files(8)
+    bucket_pipeline.run_available_input(flush=True)
+    assert bucket_pipeline.read_counts_per_minute() == bucket_pipeline.expected
+
+
+@exhaustive(beside="test_restored_bucket.py::test_older_state_copy_is_rejected_and_the_newer_state_continues")
+def test_missing_state_next_to_existing_output_is_rejected(bucket_pipeline: BucketPipeline) -> None:
+    bucket_pipeline.restore_state("none")
+    bucket_pipeline.write_input_files(6)
+    expect_refused_start(bucket_pipeline, "of another state", "--put-aside-output")
+    bucket_pipeline.restore_state("newer")
+    bucket_pipeline.run_available_input(flush=True)
+    assert bucket_pipeline.read_counts_per_minute() == bucket_pipeline.expected

@@ -17,7 +17,7 @@ Make = Callable[..., RestartablePipeline]
 
 
 @pytest.fixture
-def make(tmp_path: Path, spark: Any, request: pytest.FixtureRequest) -> Make:
+def create_restartable_pipeline(tmp_path: Path, spark: Any, request: pytest.FixtureRequest) -> Make:
     def new_pipeline(target: str, state: str = "files", mode: str = "merge") -> RestartablePipeline:
         needed = {s for s in (target, state) if s in ("postgres", "kafka")}
         services = {name: request.getfixturevalue(name) for name in needed}
@@ -26,28 +26,28 @@ def make(tmp_path: Path, spark: Any, request: pytest.FixtureRequest) -> Make:
     return new_pipeline
 
 
-def refused(one: RestartablePipeline, *words: str, **more: Any) -> str:
-    before = one.rows()
+def expect_refused_start(one: RestartablePipeline, *words: str, **more: Any) -> str:
+    before = one.read_counts_per_minute()
     with pytest.raises((StateError, StartError)) as error:
-        one.start(**more)
+        one.run_available_input(**more)
     text = str(error.value)
     assert "\n" not in text
     for word in words:
         assert word in text
-    assert one.rows() == before
+    assert one.read_counts_per_minute() == before
     return text
 
 
-def restored(one: RestartablePipeline) -> RestartablePipeline:
+def restore_older_state(one: RestartablePipeline) -> RestartablePipeline:
     """Run epochs 0 and 1, copy the state, run three more epochs, restore the copy, and add two files."""
-    one.add(1, 2)
-    one.start()
+    one.write_input_files(1, 2)
+    one.run_available_input()
     one.copy_state("copy")
-    one.add(3, 4, 5)
-    one.start()
+    one.write_input_files(3, 4, 5)
+    one.run_available_input()
     one.copy_state("newer")
     one.restore_state("copy")
-    one.add(6, 7)
+    one.write_input_files(6, 7)
     return one
 
 
@@ -55,106 +55,114 @@ KINDS = [(t, "files") for t in TARGETS] + [("files", "postgres"), ("postgres", "
 
 
 @pytest.mark.parametrize(("target", "state"), select_cases(KINDS, 2))
-def test_restored_copy_is_refused_and_newer_state_continues(make: Make, target: str, state: str) -> None:
-    one = restored(make(target, state))
-    refused(one, "older copy", "restore the newer state", "--rebuild")
+def test_restored_copy_is_refused_and_newer_state_continues(
+    create_restartable_pipeline: Make, target: str, state: str
+) -> None:
+    one = restore_older_state(create_restartable_pipeline(target, state))
+    expect_refused_start(one, "older copy", "restore the newer state", "--rebuild")
     one.restore_state("newer")
-    one.start(flush=True)
-    assert one.rows() == one.expected
+    one.run_available_input(flush=True)
+    assert one.read_counts_per_minute() == one.expected
 
 
 @pytest.mark.parametrize(
     ("target", "state"),
     select_cases([(t, "files") for t in TARGETS if t not in ("files", "kafka")] + [("postgres", "postgres")]),
 )
-def test_restored_copy_with_keep_output_replaces_rows(make: Make, target: str, state: str) -> None:
-    one = restored(make(target, state))
-    refused(one, "--keep-output")
-    one.start(former_output="keep")
-    one.add(8)
-    one.start(flush=True)
-    assert one.rows() == one.expected
+def test_restored_copy_with_keep_output_replaces_rows(
+    create_restartable_pipeline: Make, target: str, state: str
+) -> None:
+    one = restore_older_state(create_restartable_pipeline(target, state))
+    expect_refused_start(one, "--keep-output")
+    one.run_available_input(former_output="keep")
+    one.write_input_files(8)
+    one.run_available_input(flush=True)
+    assert one.read_counts_per_minute() == one.expected
 
 
-def test_output_files_newer_than_restored_copy_are_moved_away(make: Make) -> None:
-    one = restored(make("files"))
-    refused(one, "--put-aside-output")
-    one.start(former_output="aside")
-    one.add(8)
-    one.start(flush=True)
-    assert one.rows() == one.expected
+def test_output_files_newer_than_restored_copy_are_moved_away(create_restartable_pipeline: Make) -> None:
+    one = restore_older_state(create_restartable_pipeline("files"))
+    expect_refused_start(one, "--put-aside-output")
+    one.run_available_input(former_output="aside")
+    one.write_input_files(8)
+    one.run_available_input(flush=True)
+    assert one.read_counts_per_minute() == one.expected
 
 
 @pytest.mark.parametrize("target", select_cases(TARGETS, 2))
-def test_original_state_is_refused_after_restored_copy_continued(make: Make, target: str) -> None:
+def test_original_state_is_refused_after_restored_copy_continued(
+    create_restartable_pipeline: Make, target: str
+) -> None:
     """Both states have the same epochs with different rows."""
-    one = restored(make(target))
-    one.start(former_output="aside" if target == "files" else "keep")
-    one.add(8)
-    one.start()
+    one = restore_older_state(create_restartable_pipeline(target))
+    one.run_available_input(former_output="aside" if target == "files" else "keep")
+    one.write_input_files(8)
+    one.run_available_input()
     one.restore_state("newer")
-    refused(one, "another history" if target != "files" else "epoch")
+    expect_refused_start(one, "another history" if target != "files" else "epoch")
 
 
 @pytest.mark.parametrize("target", select_cases(["files", "postgres"], 1))
-def test_restored_copy_can_be_rebuilt(make: Make, target: str) -> None:
-    one = restored(make(target))
-    refused(one, "--rebuild")
-    one.start(flush=True, rebuild={}, former_output="aside" if target == "files" else None)
-    assert one.rows() == one.expected
+def test_restored_copy_can_be_rebuilt(create_restartable_pipeline: Make, target: str) -> None:
+    one = restore_older_state(create_restartable_pipeline(target))
+    expect_refused_start(one, "--rebuild")
+    one.run_available_input(flush=True, rebuild={}, former_output="aside" if target == "files" else None)
+    assert one.read_counts_per_minute() == one.expected
 
 
 @pytest.mark.parametrize("target", select_cases(TARGETS, 2))
-def test_start_is_refused_if_target_lost_rows(make: Make, target: str) -> None:
-    one = make(target)
-    one.add(1, 2, 3)
-    one.start()
+def test_start_is_refused_if_target_lost_rows(create_restartable_pipeline: Make, target: str) -> None:
+    one = create_restartable_pipeline(target)
+    one.write_input_files(1, 2, 3)
+    one.run_available_input()
     one.empty_target()
-    one.add(4, 5)
-    text = refused(one, "contains no epoch of this state", "restore the target", "--keep-output")
+    one.write_input_files(4, 5)
+    text = expect_refused_start(one, "contains no epoch of this state", "restore the target", "--keep-output")
     assert "--put-aside-output" not in text
     if target == "kafka":
-        one.start(former_output="keep", flush=True)
-        assert one.rows() == {m: n for m, n in one.expected.items() if m >= 3}
+        one.run_available_input(former_output="keep", flush=True)
+        assert one.read_counts_per_minute() == {m: n for m, n in one.expected.items() if m >= 3}
         return
-    one.start(rebuild={}, flush=True)
-    assert one.rows() == one.expected
+    one.run_available_input(rebuild={}, flush=True)
+    assert one.read_counts_per_minute() == one.expected
 
 
-def test_start_is_refused_if_target_table_was_recreated(make: Make) -> None:
-    one = make("postgres")
-    one.add(1, 2, 3)
-    one.start()
+def test_start_is_refused_if_target_table_was_recreated(create_restartable_pipeline: Make) -> None:
+    one = create_restartable_pipeline("postgres")
+    one.write_input_files(1, 2, 3)
+    one.run_available_input()
     one.recreate_target()
-    one.add(4, 5)
-    refused(
+    one.write_input_files(4, 5)
+    expect_refused_start(
         one, "contains no epoch of this state (the target was emptied, or deleted and created again)", "--keep-output"
     )
-    one.start(former_output="keep", flush=True)
-    assert one.rows() == one.expected
+    one.run_available_input(former_output="keep", flush=True)
+    assert one.read_counts_per_minute() == one.expected
 
 
-def test_state_of_earlier_version_is_compared_by_epoch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_earlier_version_is_compared_by_epoch(
+    create_restartable_pipeline: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commits and markers of an earlier version have neither ids nor marks."""
-    one = make("files")
+    one = create_restartable_pipeline("files")
     with monkeypatch.context() as patch:
         patch.setattr("slackwater.state.commit.new_commit_id", lambda: "")
-        patch.setattr("slackwater.engine.publishing.target_changes.with_targets", unmarked)
-        one.add(1, 2)
-        one.start()
+        patch.setattr("slackwater.engine.publishing.target_changes.with_targets", replace_targets_without_markers)
+        one.write_input_files(1, 2)
+        one.run_available_input()
         one.copy_state("copy")
-        one.add(3, 4, 5)
-        one.start()
+        one.write_input_files(3, 4, 5)
+        one.run_available_input()
         one.copy_state("newer")
         one.restore_state("copy")
-    one.add(6)
-    refused(one, "older copy")
+    one.write_input_files(6)
+    expect_refused_start(one, "older copy")
     one.restore_state("newer")
-    one.start(flush=True)
-    assert one.rows() == one.expected
+    one.run_available_input(flush=True)
+    assert one.read_counts_per_minute() == one.expected
 
 
-def unmarked(commit: Any, targets: Any, letters_to: Any, held_markers: Any = None) -> Any:
+def replace_targets_without_markers(commit: Any, targets: Any, letters_to: Any, held_markers: Any = None) -> Any:
     return commit.model_copy(update={"targets": targets, "letters_to": letters_to})
 
 
@@ -167,32 +175,36 @@ def unmarked(commit: Any, targets: Any, letters_to: Any, held_markers: Any = Non
         [("files", "files"), ("postgres", "postgres"), ("delta", "files"), ("kafka", "files"), ("iceberg", "files")], 2
     ),
 )
-def test_renamed_pipeline_requires_formerly_and_continues(make: Make, target: str, state: str) -> None:
-    one = make(target, state)
-    one.add(1, 2, 3)
-    one.start()
+def test_renamed_pipeline_requires_formerly_and_continues(
+    create_restartable_pipeline: Make, target: str, state: str
+) -> None:
+    one = create_restartable_pipeline(target, state)
+    one.write_input_files(1, 2, 3)
+    one.run_available_input()
     one.name = "minutes"
-    one.add(4)
-    refused(one, 'pipeline "counts" has one in the same state store', 'formerly = "counts"', "--keep-output")
+    one.write_input_files(4)
+    expect_refused_start(
+        one, 'pipeline "counts" has one in the same state store', 'formerly = "counts"', "--keep-output"
+    )
     one.formerly = "counts"
-    one.start()
-    one.add(5)
-    one.start(flush=True)
-    assert one.rows() == one.expected
+    one.run_available_input()
+    one.write_input_files(5)
+    one.run_available_input(flush=True)
+    assert one.read_counts_per_minute() == one.expected
 
 
-def test_results_of_pipeline_with_moved_state_are_detected(make: Make) -> None:
-    one = make("delta")
-    one.add(1, 2)
-    one.start()
+def test_results_of_pipeline_with_moved_state_are_detected(create_restartable_pipeline: Make) -> None:
+    one = create_restartable_pipeline("delta")
+    one.write_input_files(1, 2)
+    one.run_available_input()
     one.name = "minutes"
     shutil.move(one.home / "state", one.home / "elsewhere")
-    refused(one, 'contains results of pipeline "counts", whose state was not found')
-    one.start(former_output="keep")  # starts as another pipeline
-    one.start()
+    expect_refused_start(one, 'contains results of pipeline "counts", whose state was not found')
+    one.run_available_input(former_output="keep")  # starts as another pipeline
+    one.run_available_input()
 
 
-def test_a_renamed_copy_of_an_older_state_is_refused(make: Make) -> None:
-    one = restored(make("files"))
+def test_a_renamed_copy_of_an_older_state_is_refused(create_restartable_pipeline: Make) -> None:
+    one = restore_older_state(create_restartable_pipeline("files"))
     one.name, one.formerly = "minutes", "counts"
-    refused(one, "older copy")
+    expect_refused_start(one, "older copy")

@@ -21,13 +21,13 @@ from slackwater.testing import LocalPipeline
 SCHEMA = {"kind": "string", "id": "bigint", "amount": "bigint"}
 
 
-def of_kind(kind: str) -> sw.Stage:
+def filter_stage(kind: str) -> sw.Stage:
     return sw.Stage(
         name=f"{kind}s", from_="events", sql=f"SELECT id, amount, _event_ts FROM source WHERE kind = '{kind}'"
     )
 
 
-def joined(name: str, left: str, right: str, key: str) -> sw.Stage:
+def join_stage(name: str, left: str, right: str, key: str) -> sw.Stage:
     spec = sw.Join(
         kind="inner",
         left_source=left,
@@ -43,9 +43,9 @@ def joined(name: str, left: str, right: str, key: str) -> sw.Stage:
     return sw.Stage(name=name, join=spec)
 
 
-def pipeline() -> sw.Pipeline:
-    stages = [of_kind(kind) for kind in ("order", "payment", "parcel")]
-    stages += [joined("paid", "orders", "payments", "id"), joined("sent", "paid", "parcels", "id")]
+def split_and_join_pipeline() -> sw.Pipeline:
+    stages = [filter_stage(kind) for kind in ("order", "payment", "parcel")]
+    stages += [join_stage("paid", "orders", "payments", "id"), join_stage("sent", "paid", "parcels", "id")]
     return sw.pipeline(
         name="law",
         sources=[sw.Source(name="events", dataframe=object())],
@@ -56,7 +56,7 @@ def pipeline() -> sw.Pipeline:
     )
 
 
-def answer(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+def compute_joined_rows(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
     kinds = {k: [r for r in rows if r["kind"] == k] for k in ("order", "payment", "parcel")}
     paid = [
         (o["id"], o["amount"], p["amount"], max(o["ts"], p["ts"]))
@@ -76,7 +76,9 @@ def answer(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 def test_stream_split_by_sql_and_joined_twice_matches_plain_loops(spark: Any, seed: int) -> None:
     rng, every = random.Random(seed), list[dict[str, Any]]()
     time_ms = 0
-    with LocalPipeline(pipeline(), SCHEMA, session=spark, shards=rng.choice([1, 2]), capture_losses=False) as test:
+    with LocalPipeline(
+        split_and_join_pipeline(), SCHEMA, session=spark, shards=rng.choice([1, 2]), capture_losses=False
+    ) as test:
         for _ in range(4):
             rows = []
             for _ in range(rng.randrange(6, 14)):
@@ -87,15 +89,15 @@ def test_stream_split_by_sql_and_joined_twice_matches_plain_loops(spark: Any, se
                 )
             if rng.random() < 0.6:
                 test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 3]))
-            test.pipe([{**r, "_event_ts": _moment(r["_event_ts"])} for r in rows])
+            test.pipe([{**r, "_event_ts": _iso_time(r["_event_ts"])} for r in rows])
             every += [{**r, "ts": r["_event_ts"]} for r in rows]
         test.flush()
         result = test.result()
     columns = ("id", "amount", "payments_amount", "parcels_amount", "_event_ts")
-    assert sorted(tuple(r[c] for c in columns) for r in result.rows) == answer(every)
-    assert answer(every), "the seeds join something"
+    assert sorted(tuple(r[c] for c in columns) for r in result.rows) == compute_joined_rows(every)
+    assert compute_joined_rows(every), "the seeds join something"
     assert result.counters.late == {}
 
 
-def _moment(us: int) -> str:
+def _iso_time(us: int) -> str:
     return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)).isoformat()

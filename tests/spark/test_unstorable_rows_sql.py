@@ -9,7 +9,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.support.case_selection import exhaustive, select_cases
-from tests.support.runner import Runner
+from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
 from slackwater.errors import BadRowError
@@ -49,11 +49,13 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("kind", select_cases(WINDOWS))
-def test_unstorable_rows_become_dead_letters_and_other_rows_are_used(runner: Runner, postgres: Any, kind: str) -> None:
+def test_unstorable_rows_become_dead_letters_and_other_rows_are_used(
+    runner: SparkPipelineRunner, postgres: Any, kind: str
+) -> None:
     url = postgres.database(f"unfit_{kind}")
-    runner.write("0.jsonl", ROWS)
-    runner.run(
-        source=runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
+    runner.write_input_file("0.jsonl", ROWS)
+    runner.run_pipeline(
+        source=runner.files_source("id BIGINT, k STRING, s STRING, t BIGINT"),
         transform_sql=SQL,
         window=WINDOWS[kind],
         on_error="dlq",
@@ -74,12 +76,12 @@ def test_unstorable_rows_become_dead_letters_and_other_rows_are_used(runner: Run
         )
 
 
-def test_on_error_fail_reports_the_unstorable_value(runner: Runner, postgres: Any) -> None:
+def test_on_error_fail_reports_the_unstorable_value(runner: SparkPipelineRunner, postgres: Any) -> None:
     url = postgres.database("unfit_fail")
-    runner.write("0.jsonl", ROWS[:2])
+    runner.write_input_file("0.jsonl", ROWS[:2])
     with pytest.raises(BadRowError, match=r'source "events": 1 bad row.*1: a string contains U\+0000.*"k":"a\\u0000b"'):
-        runner.run(
-            source=runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
+        runner.run_pipeline(
+            source=runner.files_source("id BIGINT, k STRING, s STRING, t BIGINT"),
             window=WINDOWS["tumbling"],
             target=sw.Target(connection=sw.PostgresConnection(url=url), table="out"),
             target_path=None,
@@ -87,20 +89,20 @@ def test_on_error_fail_reports_the_unstorable_value(runner: Runner, postgres: An
 
 
 @exhaustive(beside="test_previous_output.py::test_moved_output_is_complete_and_next_state_starts_clean")
-def test_start_without_state_refuses_output_of_another_state(runner: Runner) -> None:
+def test_start_without_state_refuses_output_of_another_state(runner: SparkPipelineRunner) -> None:
     from slackwater.errors import StartError
 
-    runner.write("0.jsonl", ROWS[:1])
+    runner.write_input_file("0.jsonl", ROWS[:1])
     settings: dict[str, Any] = {
-        "source": runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
+        "source": runner.files_source("id BIGINT, k STRING, s STRING, t BIGINT"),
         "window": WINDOWS["tumbling"],
     }
-    once = runner.run(**settings)
-    assert runner.run(**settings).equals(once)  # the state records its own output
+    once = runner.run_pipeline(**settings)
+    assert runner.run_pipeline(**settings).equals(once)  # the state records its own output
     (runner.home / "state").rename(runner.home / "gone")
     with pytest.raises(StartError, match=r'target already contains . files? of another state of "test"'):
-        runner.run(**settings)
+        runner.run_pipeline(**settings)
     with pytest.raises(StartError, match="--put-aside-output"):
-        runner.run(**settings, rebuild={})
-    assert runner.run(**settings, former_output="aside").equals(once)
-    assert runner.run(**settings, rebuild={}, former_output="keep").height == 2 * once.height
+        runner.run_pipeline(**settings, rebuild={})
+    assert runner.run_pipeline(**settings, former_output="aside").equals(once)
+    assert runner.run_pipeline(**settings, rebuild={}, former_output="keep").height == 2 * once.height

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def avro_record(schema: Mapping[str, Any], row: Mapping[str, Any], schema_id: int | None = None) -> bytes:
+def encode_avro_record(schema: Mapping[str, Any], row: Mapping[str, Any], schema_id: int | None = None) -> bytes:
     """Return a record in Avro's binary encoding. `schema_id`: the id in Confluent's frame, or None for no frame."""
     import fastavro
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.dependencies import require_dependency
+from tests.support.external_dependencies import skip_or_fail_without_dependency
 
 WAIT_S = 120.0  # timeout for an asynchronous change; only a failure takes this long
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-class PageLeftError(Exception):
+class NavigatedAwayError(Exception):
     """A command was sent to a page that the browser left before it responded."""
 
 
@@ -51,13 +51,15 @@ class Browser:
         number, path = port.read_text().splitlines()
         self._socket = websocket.create_connection(f"ws://127.0.0.1:{number}{path}", timeout=WAIT_S)
         self._session: str | None = None
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.send_command("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send_command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
-            self.ask(f"{domain}.enable")
-        self.ask("Emulation.setScrollbarsHidden", hidden=True)  # a screenshot of the whole page has no scrollbars
+            self.send_command(f"{domain}.enable")
+        self.send_command(
+            "Emulation.setScrollbarsHidden", hidden=True
+        )  # a screenshot of the whole page has no scrollbars
 
-    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def send_command(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         self._socket.send(json.dumps(message | ({"sessionId": self._session} if self._session else {})))
@@ -65,73 +67,75 @@ class Browser:
             response = json.loads(self._socket.recv())
             if response.get("id") == self._number:
                 if "navigated" in response.get("error", {}).get("message", ""):
-                    raise PageLeftError(method)
+                    raise NavigatedAwayError(method)
                 assert "error" not in response, response
                 return dict(response["result"])
             self.said.append(response)
 
-    def value(self, code: str) -> Any:
-        response = self.ask("Runtime.evaluate", expression=code, returnByValue=True)
+    def evaluate_script(self, code: str) -> Any:
+        response = self.send_command("Runtime.evaluate", expression=code, returnByValue=True)
         assert "exceptionDetails" not in response, response
         return response["result"].get("value")
 
-    def open(self, url: str) -> None:
-        self.ask("Page.navigate", url=url)
-        self.arrives(url)
+    def open_page(self, url: str) -> None:
+        self.send_command("Page.navigate", url=url)
+        self.wait_for_page(url)
 
-    def arrives(self, url: str) -> None:
-        wait_until(lambda: self.is_at(url))
+    def wait_for_page(self, url: str) -> None:
+        wait_until(lambda: self.is_page_loaded(url))
 
-    def is_at(self, url: str) -> bool:
+    def is_page_loaded(self, url: str) -> bool:
         """Return whether the page at `url` is loaded. False if the browser leaves the page that should respond."""
         try:
-            return self.value("document.readyState") == "complete" and url in self.value("location.href")
-        except PageLeftError:
+            return self.evaluate_script("document.readyState") == "complete" and url in self.evaluate_script(
+                "location.href"
+            )
+        except NavigatedAwayError:
             return False
 
-    def follow(self, selector: str, url: str) -> None:
+    def follow_link(self, selector: str, url: str) -> None:
         """Click on the first element until the page at `url` is loaded. A live page may move it under the pointer."""
 
         def is_followed() -> bool:
-            with contextlib.suppress(AssertionError, PageLeftError):  # the opened page does not have the element
+            with contextlib.suppress(AssertionError, NavigatedAwayError):  # the opened page does not have the element
                 self.click(selector)
             ends = time.monotonic() + 3
-            while not (arrived := self.is_at(url)) and time.monotonic() < ends:
+            while not (arrived := self.is_page_loaded(url)) and time.monotonic() < ends:
                 time.sleep(0.05)
             return arrived
 
         wait_until(is_followed)
 
-    def dark(self, enabled: bool) -> None:
+    def set_dark_mode(self, enabled: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if enabled else "light"}
-        self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        self.send_command("Emulation.setEmulatedMedia", features=[scheme])
 
-    def picture(self, to: Path) -> None:
+    def save_screenshot(self, to: Path) -> None:
         """Save the whole page as a PNG."""
-        size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
+        size = self.send_command("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        screenshot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        screenshot = self.send_command("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         to.write_bytes(base64.b64decode(screenshot["data"]))
 
-    def both_colours(self, home: Path, name: str) -> None:
+    def save_light_and_dark_screenshots(self, home: Path, name: str) -> None:
         """Save the page in light and dark mode. Check that the background differs and the content fits."""
         colours = []
         for mode in ("light", "dark"):
-            self.dark(mode == "dark")
-            colours.append(self.value("getComputedStyle(document.body).backgroundColor"))
-            self.picture(home / f"{name}-{mode}.png")
+            self.set_dark_mode(mode == "dark")
+            colours.append(self.evaluate_script("getComputedStyle(document.body).backgroundColor"))
+            self.save_screenshot(home / f"{name}-{mode}.png")
         assert colours[0] != colours[1]
-        assert self.value("document.documentElement.scrollWidth <= innerWidth")
-        self.dark(False)
+        assert self.evaluate_script("document.documentElement.scrollWidth <= innerWidth")
+        self.set_dark_mode(False)
 
-    def is_clean(self, *homes: str) -> None:
+    def check_console_and_requests(self, *homes: str) -> None:
         """Check that the console has no errors or warnings, and that only `homes` received requests."""
-        assert self.complaints() == []
-        assert [u for u in self.requests() if not u.startswith((*homes, "about:", "data:"))] == []
+        assert self.read_console_problems() == []
+        assert [u for u in self.list_requested_urls() if not u.startswith((*homes, "about:", "data:"))] == []
 
-    def press(self, key: str, code: int, text: str = "") -> None:
+    def press_key(self, key: str, code: int, text: str = "") -> None:
         for kind in ("keyDown", "keyUp"):
-            self.ask(
+            self.send_command(
                 "Input.dispatchKeyEvent",
                 type=kind,
                 key=key,
@@ -142,18 +146,18 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Click in the middle of the first element, as a person would."""
-        position = self.value(
+        position = self.evaluate_script(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
             " const r = e.getBoundingClientRect(); return {x: r.x + r.width / 2, y: r.y + r.height / 2}; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
-            self.ask(
+            self.send_command(
                 "Input.dispatchMouseEvent", type=kind, x=position["x"], y=position["y"], button="left", clickCount=1
             )
 
-    def complaints(self) -> list[Any]:
+    def read_console_problems(self) -> list[Any]:
         """Return the errors and warnings of the console, and the exceptions."""
-        self.value("1")
+        self.evaluate_script("1")
         messages = []
         for m in self.said:
             entry = m.get("params", {})
@@ -165,7 +169,7 @@ class Browser:
                 messages.append(entry["args"])
         return messages
 
-    def requests(self) -> list[str]:
+    def list_requested_urls(self) -> list[str]:
         return [m["params"]["request"]["url"] for m in self.said if m["method"] == "Network.requestWillBeSent"]
 
     def close(self) -> None:
@@ -183,7 +187,7 @@ def wait_until(condition: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
-    require_dependency("Chromium", CHROMIUM is not None, "apt-get install chromium")
+    skip_or_fail_without_dependency("Chromium", CHROMIUM is not None, "apt-get install chromium")
     client = Browser(tmp_path / "browser")
     yield client
     client.close()

@@ -12,7 +12,7 @@ def select_cases(cases: Iterable[Any], keep: int = 1) -> list[Any]:
     """Return the cases of a parametrized test. All except the first `keep` cases are marked as exhaustive."""
     if keep < 1:
         raise ValueError(f"found keep={keep}, expected at least 1: each exhaustive case has a sibling in `make test`")
-    return [case if n < keep else _exhaustive(case) for n, case in enumerate(cases)]
+    return [case if n < keep else _mark_case_exhaustive(case) for n, case in enumerate(cases)]
 
 
 def exhaustive(beside: str) -> pytest.MarkDecorator:
@@ -23,7 +23,7 @@ def exhaustive(beside: str) -> pytest.MarkDecorator:
     return pytest.mark.exhaustive(beside)
 
 
-def _exhaustive(case: Any) -> Any:
+def _mark_case_exhaustive(case: Any) -> Any:
     values, marks, name = (case.values, case.marks, case.id) if hasattr(case, "marks") else (case, (), None)
     values = values if isinstance(values, tuple) else (values,)
     return pytest.param(*values, marks=[*marks, pytest.mark.exhaustive], id=name)

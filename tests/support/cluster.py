@@ -45,7 +45,7 @@ SPARK = f"""
 
 
 @dataclass
-class Cluster:
+class SparkCluster:
     """A running cluster. `address` is a value for SPARK_MASTER. Logs are in `home`."""
 
     home: Path
@@ -58,23 +58,31 @@ class Cluster:
         return f"spark://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self.master = self._started("master", "Master", "I have been elected leader", "--port", str(self.port))
+        self.master = self._start_process("master", "Master", "I have been elected leader", "--port", str(self.port))
         for number in range(WORKERS):
             self.start_worker(number)
 
     def start_worker(self, number: int) -> None:
-        flags = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._of(number) / "work"), self.address)
+        flags = (
+            "--cores",
+            "1",
+            "--memory",
+            "1g",
+            "--work-dir",
+            str(self._worker_directory(number) / "work"),
+            self.address,
+        )
         host = f"127.0.0.{number + 1}"
         ready = "Successfully registered with master"
-        self.workers[number] = self._started(
-            f"worker{number}", "Worker", ready, *flags, host=host, work_folder=self._of(number)
+        self.workers[number] = self._start_process(
+            f"worker{number}", "Worker", ready, *flags, host=host, work_folder=self._worker_directory(number)
         )
 
-    def _of(self, number: int) -> Path:
+    def _worker_directory(self, number: int) -> Path:
         """Return the directory of a worker."""
         return self.home / f"machine{number}"
 
-    def _started(
+    def _start_process(
         self, name: str, role: str, ready: str, *flags: str, host: str = "127.0.0.1", work_folder: Path | None = None
     ) -> Process:
         """Start a process, and return it when its log contains `ready`. `work_folder`: its working directory."""
@@ -96,21 +104,21 @@ class Cluster:
             time.sleep(0.1)
         return process
 
-    def executors(self) -> list[psutil.Process]:
+    def list_executors(self) -> list[psutil.Process]:
         """Return the processes that run tasks."""
-        return [p for worker in self.workers.values() for p in _below(worker) if _is_executor(p)]
+        return [p for worker in self.workers.values() for p in _list_child_processes(worker) if _is_executor(p)]
 
     def kill_worker(self, number: int) -> None:
         """Kill a worker and its executors, and delete its directory, like the loss of a machine."""
         worker = self.workers.pop(number)
-        for process in _below(worker):
+        for process in _list_child_processes(worker):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         worker.stop(signal.SIGKILL)
-        shutil.rmtree(self._of(number), ignore_errors=True)
+        shutil.rmtree(self._worker_directory(number), ignore_errors=True)
 
     @contextmanager
-    def stalled(self, executor: psutil.Process) -> Iterator[None]:
+    def stall_executor(self, executor: psutil.Process) -> Iterator[None]:
         """Suspend an executor within the block, and resume it afterwards."""
         stopped = [executor]
         with suppress(psutil.NoSuchProcess):
@@ -133,9 +141,9 @@ class Cluster:
 
 
 @contextmanager
-def run_cluster(home: Path) -> Iterator[Cluster]:
+def run_cluster(home: Path) -> Iterator[SparkCluster]:
     home.mkdir()
-    cluster = Cluster(home)
+    cluster = SparkCluster(home)
     try:
         cluster.start()
         yield cluster
@@ -143,7 +151,7 @@ def run_cluster(home: Path) -> Iterator[Cluster]:
         cluster.stop()
 
 
-def _below(process: Process) -> list[psutil.Process]:
+def _list_child_processes(process: Process) -> list[psutil.Process]:
     assert process.child is not None
     try:
         return psutil.Process(process.child.pid).children(recursive=True)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
-from tests.support.cluster import Cluster
+from tests.support.cluster import SparkCluster
 
 from slackwater.testing.services import SECONDS
 
@@ -23,7 +23,7 @@ STALLED_S = 6  # an upper limit, because other processes may wait for the stalle
 
 
 @dataclass(frozen=True)
-class DrivenPipeline:
+class PipelineUnderTest:
     """Pipeline under test: functions that start the driver, return the latest committed epoch and return the log."""
 
     start: Callable[[], subprocess.Popen[bytes]]
@@ -32,8 +32,8 @@ class DrivenPipeline:
     look_s: float = 0.05
 
 
-def run_through(
-    cluster: Cluster, driven: DrivenPipeline, faults: Sequence[str], rng: random.Random
+def inject_faults(
+    cluster: SparkCluster, driven: PipelineUnderTest, faults: Sequence[str], rng: random.Random
 ) -> tuple[Counter[str], subprocess.Popen[bytes]]:
     """Inject the faults "executor", "worker", "driver" and "stall" in the given order, up to two epochs apart.
 
@@ -60,20 +60,20 @@ def run_through(
 
 
 def _inject_fault(
-    cluster: Cluster, driven: DrivenPipeline, process: subprocess.Popen[bytes], fault: str, rng: random.Random
+    cluster: SparkCluster, driven: PipelineUnderTest, process: subprocess.Popen[bytes], fault: str, rng: random.Random
 ) -> None:
     if fault == "executor":
-        rng.choice(_executors(cluster, driven)).kill()
+        rng.choice(_wait_for_executors(cluster, driven)).kill()
     elif fault == "worker":
         cluster.kill_worker(number := rng.choice(sorted(cluster.workers)))
         cluster.start_worker(number)
     else:
-        with cluster.stalled(rng.choice(_executors(cluster, driven))):
+        with cluster.stall_executor(rng.choice(_wait_for_executors(cluster, driven))):
             wait_for_epoch(driven, process, driven.committed() + 1, STALLED_S)
 
 
 def wait_for_epoch(
-    driven: DrivenPipeline, process: subprocess.Popen[bytes], goal: int, seconds: float = SECONDS
+    driven: PipelineUnderTest, process: subprocess.Popen[bytes], goal: int, seconds: float = SECONDS
 ) -> bool:
     """Wait for the commit of epoch `goal`, the end of the driver or the timeout. Return whether the driver runs."""
     until = time.monotonic() + seconds
@@ -82,9 +82,9 @@ def wait_for_epoch(
     return process.poll() is None
 
 
-def _executors(cluster: Cluster, driven: DrivenPipeline) -> list[psutil.Process]:
+def _wait_for_executors(cluster: SparkCluster, driven: PipelineUnderTest) -> list[psutil.Process]:
     until = time.monotonic() + SECONDS
-    while not (executors := cluster.executors()):  # a killed executor is started again
+    while not (executors := cluster.list_executors()):  # a killed executor is started again
         assert time.monotonic() < until, driven.said()
         time.sleep(0.05)
     return executors

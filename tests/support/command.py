@@ -61,7 +61,7 @@ Command = Callable[..., CommandResult]
 
 
 @pytest.fixture
-def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+def run_slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Return a function that runs the command in this process, in a temporary directory."""
     monkeypatch.chdir(tmp_path)
 
@@ -75,7 +75,7 @@ def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     return said
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+def run_command_for_exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run a command in this process, with the running Spark session, and return the exit code."""
     monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
     with warnings.catch_warnings():

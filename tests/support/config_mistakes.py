@@ -208,7 +208,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, COUNT, 'agg = "no_such_module:X"\nas = "x"\n', f'{A}[0].agg: module "no_such_module" cannot be imported '
      "(ModuleNotFoundError: No module named 'no_such_module'); put the module on PYTHONPATH, or in the working directory"),
     (BASE, COUNT, OWN.replace("Mean", "Maen"), f'{A}[0].agg: module "{__name__}" has no "Maen"; did you mean "Mean"?'),
-    (BASE, COUNT, OWN.replace("Mean", "swap"), f'{A}[0].agg: "{__name__}:swap" is a function, expected a class derived from slackwater.Aggregator'),
+    (BASE, COUNT, OWN.replace("Mean", "replace_text"), f'{A}[0].agg: "{__name__}:replace_text" is a function, expected a class derived from slackwater.Aggregator'),
     (BASE, COUNT, OWN.replace("Mean", "Mapping"), f'{A}[0].agg: "{__name__}:Mapping" is the class Mapping, expected a class derived from slackwater.Aggregator'),
     (BASE, COUNT, OWN + "options = { k = 3 }\n", f"{A}[0].options: Mean does not accept these options (TypeError: Mean() takes no arguments)"),
     (BASE, COUNT, OWN + "options = 3\n", f"{A}[0].options: found 3, expected a table of arguments for the class ({{ k = 3 }})"),
@@ -314,7 +314,7 @@ CASES: list[tuple[str, ...]] = [
 ]
 
 
-def problems(content: str, **env: str) -> list[str]:
+def expect_config_problems(content: str, **env: str) -> list[str]:
     """Return the lines that report an invalid config, without the file name."""
     with pytest.raises(ConfigError) as caught:
         loads(content, "p.toml", env)
@@ -322,10 +322,10 @@ def problems(content: str, **env: str) -> list[str]:
     return [line.removeprefix("p.toml: ") for line in caught.value.problems]
 
 
-def swap(base: str, old: str, new: str) -> str:
+def replace_text(base: str, old: str, new: str) -> str:
     assert old in base, f"{old!r} is not in the base config"
     return base.replace(old, new, 1)
 
 
-def case_id(case: tuple[str, ...]) -> str:
+def format_case_id(case: tuple[str, ...]) -> str:
     return case[3].split(";")[0]

@@ -21,7 +21,7 @@ _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 @dataclass
-class Server:
+class ConnectServer:
     """The server. `address` is a value for SPARK_REMOTE. The log is in `home`. A restart reuses the port."""
 
     home: Path
@@ -77,9 +77,9 @@ _OPEN = " ".join(
 
 
 @contextmanager
-def run_connect_server(home: Path) -> Iterator[Server]:
+def run_connect_server(home: Path) -> Iterator[ConnectServer]:
     home.mkdir(exist_ok=True)
-    server = Server(home)
+    server = ConnectServer(home)
     try:
         server.start()
         yield server

@@ -22,21 +22,21 @@ def read_dockerfile() -> list[tuple[str, str]]:
     return [(name, rest) for name, _, rest in (line.strip().partition(" ") for line in lines if line.strip())]
 
 
-def read_last_stage() -> list[tuple[str, str]]:
+def read_final_image_stage() -> list[tuple[str, str]]:
     all_instructions = read_dockerfile()
     return all_instructions[max(n for n, (name, _) in enumerate(all_instructions) if name == "FROM") :]
 
 
-def environment() -> dict[str, str]:
+def read_image_environment() -> dict[str, str]:
     """Return the environment variables that the image sets, except PATH."""
-    pairs = [word.split("=", 1) for name, rest in read_last_stage() if name == "ENV" for word in rest.split()]
+    pairs = [word.split("=", 1) for name, rest in read_final_image_stage() if name == "ENV" for word in rest.split()]
     return {name: value for name, value in pairs if name != "PATH"}
 
 
-def command() -> list[str]:
+def read_image_command() -> list[str]:
     """Return the command that the image runs: the entry point with the arguments."""
-    ((_, entry),) = [i for i in read_last_stage() if i[0] == "ENTRYPOINT"]
-    ((_, arguments),) = [i for i in read_last_stage() if i[0] == "CMD"]
+    ((_, entry),) = [i for i in read_final_image_stage() if i[0] == "ENTRYPOINT"]
+    ((_, arguments),) = [i for i in read_final_image_stage() if i[0] == "CMD"]
     return [*json.loads(entry), *json.loads(arguments)]
 
 
@@ -45,12 +45,12 @@ def read_kubernetes_documents() -> list[dict[str, Any]]:
     return [d for name in files for d in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())]
 
 
-def deployment() -> dict[str, Any]:
+def read_kubernetes_deployment() -> dict[str, Any]:
     (document,) = [d for d in read_kubernetes_documents() if d["kind"] == "Deployment"]
     return document
 
 
-def services() -> dict[str, Any]:
+def read_compose_services() -> dict[str, Any]:
     """Return the services of the compose file, with aliases resolved."""
     return read_compose_file()["services"]
 

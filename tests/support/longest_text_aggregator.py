@@ -7,7 +7,7 @@ from typing import Any
 import slackwater as sw
 
 
-class LongestText(sw.Aggregator):
+class LongestTextAggregator(sw.Aggregator):
     """Returns the longest text of a key, prefixed with the key. `merge` receives the keys."""
 
     inputs = {"text": "string"}  # noqa: RUF012 — written as users write it

@@ -21,7 +21,7 @@ from slackwater.operators.keyed_operator_base import KeyedOperator, StoredKeyedO
 from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
 
 
-class Nth(KeyedStep):
+class NthRowStep(KeyedStep):
     """Every n-th row of each key: `Nth(every=3, keys=["user"])`."""
 
     kind: str = declare_attribute(default="nth")
@@ -43,16 +43,16 @@ class Nth(KeyedStep):
         return StepSummary(rows, f"{rows}, in the epoch that reads it", "one number per key, for ever")
 
 
-class WithNth(Transform):
+class NthRowTransform(Transform):
     """A transform with the additional table `nth`."""
 
-    nth: Nth | None = declare_key(table_parser(Nth), "Every n-th row of each key.", default=None)
+    nth: NthRowStep | None = declare_key(table_parser(NthRowStep), "Every n-th row of each key.", default=None)
 
-    STEPS: ClassVar[Mapping[str, type[StepBase]]] = {**Transform.STEPS, "nth": Nth}
+    STEPS: ClassVar[Mapping[str, type[StepBase]]] = {**Transform.STEPS, "nth": NthRowStep}
 
 
 @dataclass(frozen=True)
-class NthOfKey(KeyedOperator):
+class NthRowOperator(KeyedOperator):
     """The compiled step. `every`: the interval of the emitted rows of a key."""
 
     every: int
@@ -92,7 +92,9 @@ class NthOfKey(KeyedOperator):
 def register_operator() -> Iterator[None]:
     """Register the operator for the duration of the context."""
     OPERATOR_TYPES.append(
-        OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, StoredKeyedOperator.from_state)
+        OperatorType(
+            "nth", ("nth",), NthRowStep, (NthRowOperator,), NthRowOperator.compiled, StoredKeyedOperator.from_state
+        )
     )
     try:
         yield

@@ -41,13 +41,13 @@ def compile_proto(text: str) -> ProtoFiles:
     return from_texts(text, NOTES)
 
 
-def encode_first(row: dict[str, Any], number: int | None = None) -> bytes:
-    return record_header(number) + encode_message(compile_proto(FIRST), "shop.Event", row)
+def encode_with_first_schema(row: dict[str, Any], number: int | None = None) -> bytes:
+    return build_record_header(number) + encode_message(compile_proto(FIRST), "shop.Event", row)
 
 
-def encode_second(row: dict[str, Any], number: int | None = None) -> bytes:
-    return record_header(number) + encode_message(compile_proto(SECOND), "shop.Event", row)
+def encode_with_second_schema(row: dict[str, Any], number: int | None = None) -> bytes:
+    return build_record_header(number) + encode_message(compile_proto(SECOND), "shop.Event", row)
 
 
-def record_header(number: int | None, place: Sequence[int] = (0,)) -> bytes:
+def build_record_header(number: int | None, place: Sequence[int] = (0,)) -> bytes:
     return b"" if number is None else record_prefixes(number, place)[0]

@@ -20,7 +20,7 @@ import polars as pl
 import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from tests.support.iceberg_tables import options
+from tests.support.iceberg_tables import sql_catalog_options
 
 import slackwater as sw
 from slackwater.query.results import result_reader
@@ -61,13 +61,13 @@ class RestartablePipeline:
     def topic(self) -> str:
         return f"{self.id}-results"
 
-    def url(self, purpose: str) -> str:
+    def database_url(self, purpose: str) -> str:
         """Return the URL of the database for the state or the target."""
         if purpose not in self._urls:
             self._urls[purpose] = self.services["postgres"].database(f"{self.id}_{purpose}")
         return self._urls[purpose]
 
-    def pipeline(self, per: int = 1) -> sw.Pipeline:
+    def build_pipeline(self, per: int = 1) -> sw.Pipeline:
         connections: dict[str, Any] = {"lake": sw.FilesConnection()}
         if self.target == "files":
             target = sw.Target(connection="lake", path=str(self.home / "out"))
@@ -75,16 +75,16 @@ class RestartablePipeline:
             connections["out"] = sw.DeltaConnection()
             target = sw.Target(connection="out", path=str(self.home / "out"), mode=self.mode)
         elif self.target == "iceberg":
-            connections["out"] = sw.IcebergConnection(catalog="sql", options=options(self.home))
+            connections["out"] = sw.IcebergConnection(catalog="sql", options=sql_catalog_options(self.home))
             target = sw.Target(connection="out", table="shop.counts", mode=self.mode)
         elif self.target == "postgres":
-            connections["out"] = sw.PostgresConnection(url=self.url("target"))
+            connections["out"] = sw.PostgresConnection(url=self.database_url("target"))
             target = sw.Target(connection="out", table="counts")
         else:
             connections["out"] = sw.KafkaConnection(bootstrap_servers=self.services["kafka"].address)
             target = sw.Target(connection="out", topic=self.topic, delivery="exactly_once")
         if self.state == "postgres":
-            store = sw.StateStore(kind="postgres", url=self.url("state"), shards=1)
+            store = sw.StateStore(kind="postgres", url=self.database_url("state"), shards=1)
         else:
             store = sw.StateStore(kind="files", path=str(self.home / "state"), shards=1)
         window = sw.Window(
@@ -118,7 +118,7 @@ class RestartablePipeline:
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
-    def add(self, *minutes: int) -> None:
+    def write_input_files(self, *minutes: int) -> None:
         """Write one file per minute. Older files are read first."""
         for minute in minutes:
             self._files += 1
@@ -128,10 +128,10 @@ class RestartablePipeline:
             )
             self.expected[minute] += 1
 
-    def start(self, flush: bool = False, per: int = 1, **more: Any) -> None:
+    def run_available_input(self, flush: bool = False, per: int = 1, **more: Any) -> None:
         """Run to the end of the input. Raises the errors of a start."""
         run(
-            self.pipeline(per),
+            self.build_pipeline(per),
             available_now=True,
             flush=flush,
             spark=self.spark,
@@ -143,7 +143,7 @@ class RestartablePipeline:
         if self.state == "files":
             shutil.copytree(self.home / "state", self.home / name, dirs_exist_ok=True)
         else:
-            self._template(f"{self.id}_state", f"{self.id}_{name}")
+            self._copy_database(f"{self.id}_state", f"{self.id}_{name}")
 
     def restore_state(self, name: str) -> None:
         """Restore a copy. The copy remains, and can be restored again."""
@@ -151,10 +151,10 @@ class RestartablePipeline:
             shutil.rmtree(self.home / "state")
             shutil.copytree(self.home / name, self.home / "state")
         else:
-            self._template(f"{self.id}_{name}", f"{self.id}_state")
+            self._copy_database(f"{self.id}_{name}", f"{self.id}_state")
 
-    def _template(self, origin: str, copy: str) -> None:
-        with psycopg.connect(self.services["postgres"].url, autocommit=True) as db:
+    def _copy_database(self, origin: str, copy: str) -> None:
+        with psycopg.connect(self.services["postgres"].database_url, autocommit=True) as db:
             db.execute(f"DROP DATABASE IF EXISTS {copy} WITH (FORCE)")
             db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (origin,))
             db.execute(f"CREATE DATABASE {copy} TEMPLATE {origin}")
@@ -166,18 +166,18 @@ class RestartablePipeline:
         elif self.target == "iceberg":
             from slackwater.connectors.iceberg.tables import IcebergTables
 
-            tables = IcebergTables("sql", "default", options(self.home))
+            tables = IcebergTables("sql", "default", sql_catalog_options(self.home))
             if tables.load("shop.counts") is not None:
                 tables.catalog.drop_table("shop.counts")
         elif self.target == "postgres":
-            with psycopg.connect(self.url("target"), autocommit=True) as db:
+            with psycopg.connect(self.database_url("target"), autocommit=True) as db:
                 db.execute("DO $$ BEGIN IF to_regclass('counts') IS NOT NULL THEN TRUNCATE counts; END IF; END $$")
         else:
             recreate_topic(self.services["kafka"], self.topic)
 
     def recreate_target(self) -> None:
         """Replace the target by another table with the same rows. Only the id of the table differs."""
-        with psycopg.connect(self.url("target"), autocommit=True) as db:
+        with psycopg.connect(self.database_url("target"), autocommit=True) as db:
             db.execute("CREATE TABLE other (LIKE counts INCLUDING ALL)")
             db.execute("INSERT INTO other SELECT * FROM counts")
             db.execute("DROP TABLE counts")
@@ -185,10 +185,10 @@ class RestartablePipeline:
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def rows(self) -> Counter[int]:
+    def read_counts_per_minute(self) -> Counter[int]:
         """Return the minutes in the target with their counts. A duplicate row counts twice."""
         counts_per_minute: Counter[int] = Counter()
-        with closing(result_reader(self.pipeline())) as results:
+        with closing(result_reader(self.build_pipeline())) as results:
             frame = results.read()
         if frame is not None:
             starts = frame["window_start"]

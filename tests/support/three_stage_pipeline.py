@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.why_states import NOON, rows_at
+from tests.support.why_command_fixtures import NOON, build_user_event_rows
 
 from slackwater.config import toml
 from slackwater.testing.local_pipeline import LocalPipeline
@@ -73,24 +73,27 @@ SCHEMA = {"user": "string", "price": "decimal(10,2)"}
 PARTS = {"orders": ("o-0", "o-1")}
 
 
-def run_pipeline(home: Path, text: str = TEXT) -> Path:
+def run_three_stage_pipeline(home: Path, text: str = TEXT) -> Path:
     """Run the pipeline and return the config file. Partition o-1 of the orders holds all watermarks."""
     file = home / "p.toml"
     file.write_text(text.replace('path = "state"', f'path = "{home / "state"}"'))
     with LocalPipeline(
         toml.load(file), SCHEMA, state_dir=str(home / "state"), capture_losses=False, clock_us=NOON
     ) as test:
-        orders = [*rows_at("u1", "9:00", "9:05", "10:30", partition="o-0"), *rows_at("u2", "9:50", partition="o-1")]
-        test.pipe({"orders": orders, "clicks": rows_at("u1", "9:00", "10:20")}, partitions=PARTS)
+        orders = [
+            *build_user_event_rows("u1", "9:00", "9:05", "10:30", partition="o-0"),
+            *build_user_event_rows("u2", "9:50", partition="o-1"),
+        ]
+        test.pipe({"orders": orders, "clicks": build_user_event_rows("u1", "9:00", "10:20")}, partitions=PARTS)
         test.quiet("45s")
-        test.pipe({"clicks": rows_at("u1", "10:21")})
+        test.pipe({"clicks": build_user_event_rows("u1", "10:21")})
     return file
 
 
-def add_commit(file: Path) -> None:
+def run_one_more_epoch(file: Path) -> None:
     """Add a commit to the state."""
     state = str(file.parent / "state")
     with LocalPipeline(
         toml.load(file), SCHEMA, state_dir=state, capture_losses=False, clock_us=NOON + 60_000_000
     ) as test:
-        test.pipe({"clicks": rows_at("u1", "10:22")})
+        test.pipe({"clicks": build_user_event_rows("u1", "10:22")})

@@ -34,7 +34,7 @@ class TicksConnection(Connection):
 
 # -- core/offsets/ticks.py ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class TicksRead(Offsets):
+class TicksOffsets(Offsets):
     """Offsets of a ticks source. `next`: the next number."""
 
     connector = "ticks"
@@ -42,7 +42,7 @@ class TicksRead(Offsets):
     next: int = 0
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> TicksRead | None:
+    def from_json(cls, stored: Mapping[str, Any]) -> TicksOffsets | None:
         return cls(int(stored["ticks"])) if stored.keys() == {"ticks"} and isinstance(stored["ticks"], int) else None
 
     def to_json(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class TicksRead(Offsets):
         return f"from tick {self.next}"
 
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
-        was = TicksRead.coerce(before).next
+        was = TicksOffsets.coerce(before).next
         return [OffsetChange("ticks", str(was), str(self.next), rereads=self.next < was, skips_rows=self.next > was)]
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
@@ -68,11 +68,11 @@ class TicksRead(Offsets):
 TICKS = ConnectorDescription(
     kind="ticks",
     connection=TicksConnection,
-    connector="tests.support.ticks_connector:Ticks",
+    connector="tests.support.ticks_connector:TicksConnector",
     keeps_history=True,
     has_timestamp=True,
     keys=("starting_offsets", "max_messages_per_trigger"),
-    offsets=TicksRead,
+    offsets=TicksOffsets,
     start=StartPosition("earliest", no_offsets_reason="ticks begin at the first"),
     short_name=lambda s: f"ticks of {s.query}",
     plan_text=lambda s: f"ticks of {s.query}",
@@ -88,14 +88,14 @@ class TicksSource(SelfPlannedSource):
     schema: Any
     kind = "clock"
 
-    def latest(self) -> TicksRead:
-        return TicksRead(self.count)
+    def latest(self) -> TicksOffsets:
+        return TicksOffsets(self.count)
 
-    def configured_start(self) -> TicksRead:
-        return TicksRead()
+    def configured_start(self) -> TicksOffsets:
+        return TicksOffsets()
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TicksPlanner:
-        return TicksPlanner(self, TicksRead.coerce(record.offsets).next)
+        return TicksPlanner(self, TicksOffsets.coerce(record.offsets).next)
 
     def decode_dead_letter_rows(self, letters: Any, letter: str, file: str) -> Any:
         return dead_letter_restoration.restore_decoded_rows(letters, self.schema, [letter])
@@ -109,7 +109,7 @@ class TicksBatch:
 
     def read(self, session: Any, store: Any, epoch: int, record: SourceRecord) -> SourceBatch:
         frame = session.range(self.first, self.end).selectExpr("id AS n", "timestamp_seconds(id) AS _event_ts")
-        return SourceBatch(frame, TicksRead(self.end))
+        return SourceBatch(frame, TicksOffsets(self.end))
 
 
 class TicksPlanner:
@@ -128,15 +128,15 @@ class TicksPlanner:
 
 
 # -- connectors/ticks/connector.py ----------------------------------------------------------------------------------------
-class Ticks(Connector[TicksConnection]):
+class TicksConnector(Connector[TicksConnection]):
     def source(self, session: Any, pipeline: Any, spec: Source, schema_json: str | None) -> TicksSource:
         from pyspark.sql import types as T  # noqa: N812
 
         fields = [T.StructField("n", T.LongType()), T.StructField("_event_ts", T.TimestampType())]
         return TicksSource(spec, self.connection.count, T.StructType(fields))
 
-    def resolve_position(self, spec: Source, position: str | int) -> TicksRead:
-        return TicksRead(self.connection.count if position == "latest" else 0)
+    def resolve_position(self, spec: Source, position: str | int) -> TicksOffsets:
+        return TicksOffsets(self.connection.count if position == "latest" else 0)
 
 
 @contextmanager

@@ -53,10 +53,10 @@ def install_journal_connector(site: Path) -> None:
     shutil.copytree(
         SOURCES / "journal_connector", site / "journal_connector", ignore=shutil.ignore_patterns("__pycache__")
     )
-    write_metadata(site, "journal-connector", "journal = journal_connector.description:JOURNAL")
+    write_package_metadata(site, "journal-connector", "journal = journal_connector.description:JOURNAL")
 
 
-def write_metadata(site: Path, package: str, *entry_points: str) -> None:
+def write_package_metadata(site: Path, package: str, *entry_points: str) -> None:
     """Write the metadata of a package. `entry_points`: lines `kind = module:attribute`."""
     folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
     folder.mkdir(parents=True)

@@ -17,7 +17,7 @@ DAY = 86_400_000_000
 COUNT = [sw.Aggregation(agg="count", as_="n")]
 
 
-def pipeline(**more: Any) -> sw.Pipeline:
+def build_clicks_pipeline(**more: Any) -> sw.Pipeline:
     settings: dict[str, Any] = {
         "name": "clicks",
         "source": sw.KafkaConnection(bootstrap_servers="k:9092"),
@@ -35,7 +35,7 @@ def pipeline(**more: Any) -> sw.Pipeline:
 
 
 def test_backfill_has_its_own_name_without_dead_letters_or_commit_group() -> None:
-    backfill = backfill_pipeline(pipeline(), 0, DAY + 1, None)
+    backfill = backfill_pipeline(build_clicks_pipeline(), 0, DAY + 1, None)
     assert backfill.name == "clicks-backfill-19700101T000000Z-19700102T000000.000001Z"
     assert (backfill.dead_letter, backfill.transform.on_error, backfill.transform.step.late_data) == (
         None,
@@ -44,11 +44,11 @@ def test_backfill_has_its_own_name_without_dead_letters_or_commit_group() -> Non
     )
     assert backfill.sources[0].commit_group is None
     assert backfill.target.table == "sessions"
-    assert backfill_pipeline(pipeline(), 0, DAY, "audit.sessions").target.table == "audit.sessions"
+    assert backfill_pipeline(build_clicks_pipeline(), 0, DAY, "audit.sessions").target.table == "audit.sessions"
 
 
 def test_a_backfill_of_a_console_target_writes_files() -> None:
-    backfill = backfill_pipeline(pipeline(target=sw.ConsoleConnection(), target_table=None), 0, DAY, "out")
+    backfill = backfill_pipeline(build_clicks_pipeline(target=sw.ConsoleConnection(), target_table=None), 0, DAY, "out")
     assert (backfill.target.path, backfill.target.format, backfill.connections["backfill"].kind) == (
         "out",
         "parquet",
@@ -77,18 +77,18 @@ def test_backfill_with_an_unsuitable_target_window_or_source_is_refused(
     more: dict[str, Any], into: str | None, problem: str
 ) -> None:
     settings = {k: v for k, v in more.items() if not (k == "commit_group" and v is None)}
-    spec = pipeline(**settings) if "commit_group" not in more else _without_group(**settings)
+    spec = build_clicks_pipeline(**settings) if "commit_group" not in more else _pipeline_without_group(**settings)
     with pytest.raises(StartError, match=problem):
         backfill_pipeline(spec, 0, DAY, into)
 
 
-def _without_group(**more: Any) -> sw.Pipeline:
-    return pipeline(**{**more, "commit_group": None})
+def _pipeline_without_group(**more: Any) -> sw.Pipeline:
+    return build_clicks_pipeline(**{**more, "commit_group": None})
 
 
 def test_range_that_does_not_begin_before_its_end_is_refused() -> None:
     with pytest.raises(StartError, match="--from 1970-01-02T00:00:00Z is not before --to 1970-01-02"):
-        run_backfill(pipeline(), DAY, DAY)
+        run_backfill(build_clicks_pipeline(), DAY, DAY)
 
 
 def test_backfill_of_a_join_is_refused() -> None:
@@ -98,7 +98,7 @@ def test_backfill_of_a_join_is_refused() -> None:
     sources = [
         sw.Source(name=n, connection=sw.KafkaConnection(bootstrap_servers="k"), query=n, schema="k INT") for n in "ab"
     ]
-    spec = pipeline(
+    spec = build_clicks_pipeline(
         source=None, source_query=None, sources=sources, window=None, join=join, dead_letter=None, on_error="fail"
     )
     with pytest.raises(StartError, match=r"found \[transform.join\], expected only \[transform.window\]"):
@@ -112,7 +112,7 @@ def test_backfill_of_a_join_is_refused() -> None:
         ({"gap_ms": "gap", "max_session_duration_ms": "1h"}, 120),
     ],
 )
-def test_backfill_reads_beyond_its_range_by_the_reach_of_a_window(lengths: dict[str, Any], minutes: int) -> None:
+def test_backfill_reads_beyond_its_range_by_the_longest_possible_window(lengths: dict[str, Any], minutes: int) -> None:
     assert reach_us(sw.Window(kind="session", group_by=["u"], aggregations=COUNT, **lengths)) == minutes * 60_000_000
     assert reach_us(sw.Window(**TUMBLING)) == 60_000_000
 
@@ -141,7 +141,7 @@ class _MemoryTarget:
         self.took.append((epoch, rows["window_start"].dt.timestamp("us").to_list(), starts))
 
 
-def windows(*bounds: tuple[int, int | None]) -> pl.DataFrame:
+def build_window_rows(*bounds: tuple[int, int | None]) -> pl.DataFrame:
     def from_us(us: int | None) -> dt.datetime | None:
         return None if us is None else dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)
 
@@ -156,10 +156,10 @@ def test_windows_in_the_range_are_written_and_others_are_counted(partial: bool) 
     memory = _MemoryTarget()
     target = BackfillTarget(memory, sw.Window(**TUMBLING), BackfillRange(100, 200, 60, 0), 230, partial)
     target.open()
-    rows = windows((50, 100), (70, 101), (100, 160), (199, 230), (199, 231), (200, 210))
-    target.publish(3, rows, windows((99, None), (100, None), (200, None)))
-    target.publish(4, windows((20, 80), (300, 360)), windows())
-    target.publish(5, windows((150, None)))
+    rows = build_window_rows((50, 100), (70, 101), (100, 160), (199, 230), (199, 231), (200, 210))
+    target.publish(3, rows, build_window_rows((99, None), (100, None), (200, None)))
+    target.publish(4, build_window_rows((20, 80), (300, 360)), build_window_rows())
+    target.publish(5, build_window_rows((150, None)))
     target.close()
     if partial:
         assert memory.took == [(3, [70, 100, 199, 199], [99, 100]), (5, [150], [])]

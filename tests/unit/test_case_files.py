@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.laws.generators.fixed_graphs import counting_stage, pipeline_of_stages
+from tests.laws.generators.fixed_stage_graph_runs import build_stage_pipeline, counting_stage
 
 import slackwater as sw
 from slackwater.config import json_schema
@@ -341,7 +341,7 @@ def test_rows_of_a_stage_without_a_target_can_be_read() -> None:
 
     w ─▶ x ─▶ target
     """
-    pipeline = pipeline_of_stages(counting_stage("w", "a"), counting_stage("x", "w", "total"))
+    pipeline = build_stage_pipeline(counting_stage("w", "a"), counting_stage("x", "w", "total"))
     rows = [{"k": "x", "v": n, "ts": n * 7_000} for n in range(40)]
 
     def run_story(*watched: str) -> LocalResult:

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.statuses import STATUS
+from tests.support.example_statuses_and_metrics import STATUS
 
 from slackwater.cli import demo_kafka
 from slackwater.cli.demo import FILES, HOURS, MORNING, generate_clicks, plot_activity
@@ -27,58 +27,63 @@ from slackwater.runner.run_options import RunOptions
 
 
 @pytest.fixture(scope="module")
-def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clicks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("day")
     assert generate_clicks(home, 20_000) == 20_000
     return home
 
 
-def clicks(home: Path, source: str) -> list[list[dict[str, Any]]]:
+def read_clicks(home: Path, source: str) -> list[list[dict[str, Any]]]:
     files = sorted((home / source).glob("*.jsonl"), key=lambda p: p.stat().st_mtime)
     return [[json.loads(text) for text in path.read_text().splitlines()] for path in files]
 
 
-def second_of_day(click: dict[str, Any]) -> float:
+def compute_seconds_since_morning(click: dict[str, Any]) -> float:
     return (dt.datetime.fromisoformat(click["ts"]).replace(tzinfo=None) - MORNING).total_seconds()
 
 
-def test_click_stream_is_deterministic(day: Path, tmp_path: Path) -> None:
+def test_click_stream_is_deterministic(clicks_folder: Path, tmp_path: Path) -> None:
     generate_clicks(tmp_path, 20_000)
-    assert clicks(tmp_path, "web") == clicks(day, "web")
-    assert clicks(tmp_path, "app") == clicks(day, "app")
+    assert read_clicks(tmp_path, "web") == read_clicks(clicks_folder, "web")
+    assert read_clicks(tmp_path, "app") == read_clicks(clicks_folder, "app")
 
 
-def test_click_stream_has_all_clicks_within_the_day(day: Path) -> None:
-    all_clicks = [c for source in ("web", "app") for part in clicks(day, source) for c in part]
+def test_click_stream_has_all_clicks_within_the_day(clicks_folder: Path) -> None:
+    all_clicks = [c for source in ("web", "app") for part in read_clicks(clicks_folder, source) for c in part]
     assert len(all_clicks) == 20_000
-    assert 0 <= min(map(second_of_day, all_clicks)) < max(map(second_of_day, all_clicks)) < HOURS * 3600
+    assert (
+        0
+        <= min(map(compute_seconds_since_morning, all_clicks))
+        < max(map(compute_seconds_since_morning, all_clicks))
+        < HOURS * 3600
+    )
 
 
-def test_app_source_is_silent_after_a_third_of_the_day(day: Path) -> None:
-    app, web = clicks(day, "app"), clicks(day, "web")
+def test_app_source_is_silent_after_a_third_of_the_day(clicks_folder: Path) -> None:
+    app, web = read_clicks(clicks_folder, "app"), read_clicks(clicks_folder, "web")
     assert (len(app), len(web)) == (math.ceil(FILES / 3), FILES)
-    assert max(second_of_day(c) for part in app for c in part) < HOURS * 3600 / 3
-    assert max(map(second_of_day, web[-1])) > (HOURS - 1) * 3600
+    assert max(compute_seconds_since_morning(c) for part in app for c in part) < HOURS * 3600 / 3
+    assert max(map(compute_seconds_since_morning, web[-1])) > (HOURS - 1) * 3600
 
 
-def test_click_stream_is_out_of_order_and_a_few_clicks_are_hours_late(day: Path) -> None:
+def test_click_stream_is_out_of_order_and_a_few_clicks_are_hours_late(clicks_folder: Path) -> None:
     newest, overtaken, hours_late = 0.0, 0, 0
-    for click in (c for part in clicks(day, "web") for c in part):
-        behind = newest - second_of_day(click)
+    for click in (c for part in read_clicks(clicks_folder, "web") for c in part):
+        behind = newest - compute_seconds_since_morning(click)
         overtaken += 0 < behind <= 20
         hours_late += behind > 3600
         assert behind <= 20 or behind > 3600
-        newest = max(newest, second_of_day(click))
+        newest = max(newest, compute_seconds_since_morning(click))
     assert overtaken > 1000
     assert hours_late == 8 * (FILES - 2)
 
 
-def test_clicks_are_spread_over_users_and_peak_at_noon(day: Path) -> None:
-    web_clicks = [c for part in clicks(day, "web") for c in part]
+def test_clicks_are_spread_over_users_and_peak_at_noon(clicks_folder: Path) -> None:
+    web_clicks = [c for part in read_clicks(clicks_folder, "web") for c in part]
     users = Counter(c["user_id"] for c in web_clicks)
     assert len(users) > 800
     assert users.most_common(1)[0][1] < 0.02 * len(web_clicks)
-    hours = Counter(int(second_of_day(c) // 3600) for c in web_clicks)
+    hours = Counter(int(compute_seconds_since_morning(c) // 3600) for c in web_clicks)
     assert hours[6] > 1.5 * hours[0]
 
 
@@ -148,7 +153,7 @@ def test_demo_prints_a_command_that_the_shell_can_run(monkeypatch: pytest.Monkey
     assert program_command() == "slackwater"
 
 
-def test_kafka_demo_with_keep_runs_until_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_demo_with_keep_option_runs_until_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = demo_kafka.inspection_hints(Path("/tmp/x/demo-kafka.toml"), "127.0.0.1:1", "postgresql://a@b/c?d=e&f")
     assert "export KAFKA=127.0.0.1:1 WAREHOUSE_URL='postgresql://a@b/c?d=e&f'\n" in shown
     assert " show /tmp/x/demo-kafka.toml\n" in shown
@@ -167,7 +172,7 @@ def test_kafka_demo_with_keep_runs_until_a_signal(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine()
     monkeypatch.setattr("slackwater.runner.run.run_pipeline", fake.run)
     monkeypatch.setattr("slackwater.cli.demo.program_command", lambda: "slackwater")
@@ -175,7 +180,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return fake
 
 
-def demo(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+def run_demo(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["slackwater", "demo", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -183,11 +188,11 @@ def demo(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def test_demo_prints_counts_sessions_a_plot_and_next_commands(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "kept"
-    assert demo(monkeypatch, "--keep", str(home), "--rows", "2000") == 0
-    assert engine.runs == ["demo-sessions", "demo-counts"]
+    assert run_demo(monkeypatch, "--keep", str(home), "--rows", "2000") == 0
+    assert fake_engine.runs == ["demo-sessions", "demo-counts"]
     output = capsys.readouterr()
     assert output.err == ""
     for part in (
@@ -204,31 +209,31 @@ def test_demo_prints_counts_sessions_a_plot_and_next_commands(
         assert part in output.out
 
 
-def test_demo_writes_valid_configs(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_demo_writes_valid_configs(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = tmp_path / "kept"
-    assert demo(monkeypatch, "--keep", str(home), "--rows", "1000") == 0
+    assert run_demo(monkeypatch, "--keep", str(home), "--rows", "1000") == 0
     kinds = [toml.load(home / f"{name}.toml").transform.window.kind for name in ("sessions", "counts")]
     assert kinds == ["session", "tumbling"]
 
 
 def test_demo_rejects_a_directory_that_is_not_empty(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    assert demo(monkeypatch, "--keep", str(tmp_path)) == 1
+    assert run_demo(monkeypatch, "--keep", str(tmp_path)) == 1
     assert capsys.readouterr().err == f"error: {tmp_path} is not an empty directory; name a new directory for --keep\n"
-    assert engine.runs == []
+    assert fake_engine.runs == []
 
 
 def test_interrupt_stops_the_demo_before_its_second_pipeline(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def interrupted(pipeline: Any, options: RunOptions) -> None:
-        engine.runs.append(pipeline.name)
+        fake_engine.runs.append(pipeline.name)
         signal.raise_signal(signal.SIGINT)
         assert options.stop is not None
         assert options.stop.wait(10)
 
     monkeypatch.setattr("slackwater.runner.run.run_pipeline", interrupted)
-    assert demo(monkeypatch, "--keep", str(tmp_path / "kept"), "--rows", "1000") == 130
-    assert engine.runs == ["demo-sessions"]
+    assert run_demo(monkeypatch, "--keep", str(tmp_path / "kept"), "--rows", "1000") == 130
+    assert fake_engine.runs == ["demo-sessions"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.why_states import HOPPING, SESSION, STORY, TUMBLING, run_pipeline
+from tests.support.why_command_fixtures import HOPPING, SESSION, STORY, TUMBLING, run_toml_pipeline
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -28,12 +28,12 @@ DEAREST = '[[transform.window.aggregations]]\nagg = "max"\ncolumn = "price"\nas 
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _change_to_temp_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+def run_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
     """Return a function that runs `slackwater plan p.toml …` and returns the exit code and the printed lines."""
 
     def command(text: str, *arguments: str) -> tuple[int, list[str]]:
@@ -47,35 +47,35 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return command
 
 
-def latest() -> Commit:
+def read_latest_commit() -> Commit:
     with FilesStore("state", "law").peek() as snapshot:
         assert snapshot is not None
         return snapshot.commit
 
 
-def changes_by_key(text: str) -> dict[str, KeyChange]:
-    compared = config_state_comparison.compare_config(toml.loads(text), latest())
+def find_changes_by_key(text: str) -> dict[str, KeyChange]:
+    compared = config_state_comparison.compare_config(toml.loads(text), read_latest_commit())
     return {c.key: c for c in compared.changes}
 
 
-def test_plan_reports_missing_state(say: Say) -> None:
-    assert say(SESSION) == (0, ["law: there is no state yet: the next start creates it"])
+def test_plan_reports_missing_state(run_plan: Say) -> None:
+    assert run_plan(SESSION) == (0, ["law: there is no state yet: the next start creates it"])
     in_memory = TUMBLING.split("[state_store]")[0]
-    assert say(in_memory) == (0, ["law: its state is in memory: every start begins with an empty state"])
+    assert run_plan(in_memory) == (0, ["law: its state is in memory: every start begins with an empty state"])
     assert [p.name for p in Path().iterdir()] == ["p.toml"], "nothing was made"
 
 
-def test_plan_reports_unchanged_config(say: Say) -> None:
-    run_pipeline(SESSION, STORY)
-    assert say(SESSION) == (0, ["law: state in epoch 2: nothing changed"])
+def test_plan_reports_unchanged_config(run_plan: Say) -> None:
+    run_toml_pipeline(SESSION, STORY)
+    assert run_plan(SESSION) == (0, ["law: state in epoch 2: nothing changed"])
 
 
-def test_plan_prints_changes_with_verdicts_and_counts(say: Say) -> None:
-    run_pipeline(SESSION, STORY)
+def test_plan_prints_changes_with_verdicts_and_counts(run_plan: Say) -> None:
+    run_toml_pipeline(SESSION, STORY)
     text = (
         SESSION.replace('"10m"', '"20m"').replace('lateness_ms = "1m"', 'lateness_ms = "2m"').replace("[target]", SUM)
     )
-    code, lines = say(text)
+    code, lines = run_plan(text)
     assert code == 0
     assert [line.split()[0] for line in lines] == ["migrated", "migrated", "compatible", "law:"]
     assert lines[0] == (
@@ -94,10 +94,10 @@ def test_plan_prints_changes_with_verdicts_and_counts(say: Say) -> None:
     )
 
 
-def test_plan_and_start_report_required_rebuild_with_same_message(say: Say) -> None:
-    run_pipeline(SESSION, STORY)
+def test_plan_and_start_report_required_rebuild_with_same_message(run_plan: Say) -> None:
+    run_toml_pipeline(SESSION, STORY)
     text = SESSION.replace('"1h"', '"30m"').replace('"max"', '"min"')
-    code, lines = say(text)
+    code, lines = run_plan(text)
     assert code == 1
     assert [line.split()[0] for line in lines] == ["rebuild", "rebuild", "law:"]
     assert lines[2] == (
@@ -105,21 +105,21 @@ def test_plan_and_start_report_required_rebuild_with_same_message(say: Say) -> N
         "--rebuild"
     )
     with pytest.raises(StateError, match="was written for another window") as refused:
-        run_pipeline(text, [])
+        run_toml_pipeline(text, [])
     for line in lines[:2]:
         assert line.removeprefix("rebuild     ") in str(refused.value)
 
 
-def test_plan_prints_json(say: Say) -> None:
-    run_pipeline(SESSION, STORY)
-    code, (line,) = say(SESSION.replace(DEAREST, ""), "--json")
+def test_plan_prints_json(run_plan: Say) -> None:
+    run_toml_pipeline(SESSION, STORY)
+    code, (line,) = run_plan(SESSION.replace(DEAREST, ""), "--json")
     report = json.loads(line)
     assert (code, report["epoch"], report["startable"]) == (0, 2, True)
     assert [(c["what"], c["state"], c["config"], c["verdict"]) for c in report["changes"]] == [
         ('aggregation "dearest"', "max price decimal(10,2)", None, "migrated")
     ]
-    assert json.loads(say(SESSION.replace('"1h"', '"30m"'), "--json")[1][0])["startable"] is False
-    assert set(json.loads(say(SESSION.replace("law", "new"), "--json")[1][0])) == {*report}
+    assert json.loads(run_plan(SESSION.replace('"1h"', '"30m"'), "--json")[1][0])["startable"] is False
+    assert set(json.loads(run_plan(SESSION.replace("law", "new"), "--json")[1][0])) == {*report}
 
 
 @pytest.mark.parametrize(
@@ -148,16 +148,16 @@ def test_plan_prints_json(say: Say) -> None:
     ],
 )  # fmt: skip
 def test_each_config_change_has_expected_verdict(text: str, old: str, new: str, changed_key: str, verdict: str) -> None:
-    run_pipeline(text, [*STORY, STORY[-1]] if text != SESSION else STORY, flush=True)
+    run_toml_pipeline(text, [*STORY, STORY[-1]] if text != SESSION else STORY, flush=True)
     assert old in text
-    change = changes_by_key(text.replace(old, new))[changed_key]
+    change = find_changes_by_key(text.replace(old, new))[changed_key]
     assert change.verdict == verdict
     assert change.how
 
 
 def test_removed_stage_is_migrated_with_warning() -> None:
-    run_pipeline(SESSION, STORY)
-    one = latest()
+    run_toml_pipeline(SESSION, STORY)
+    one = read_latest_commit()
     other = one.stages[0].model_copy(update={"name": "other"})
     two = one.model_copy(update={"stages": (one.stages[0], other)})
     (change,) = config_state_comparison.compare_config(toml.loads(SESSION), two).changes
@@ -166,8 +166,8 @@ def test_removed_stage_is_migrated_with_warning() -> None:
 
 
 def test_state_without_window_description_is_not_migrated() -> None:
-    run_pipeline(SESSION, STORY)
-    commit = latest()
+    run_toml_pipeline(SESSION, STORY)
+    commit = read_latest_commit()
     bare = commit.model_copy(update={"stages": (commit.stages[0].model_copy(update={"described": {}}),)})
     compared = config_state_comparison.compare_config(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
     with pytest.raises(StateError, match="gap: state has 10m, config has 20m: the state does not describe its window"):
@@ -175,22 +175,22 @@ def test_state_without_window_description_is_not_migrated() -> None:
     assert config_state_comparison.compare_config(toml.loads(SESSION), bare).changes == ()
 
 
-def test_plan_requires_previous_config_while_epoch_is_unpublished(say: Say) -> None:
-    run_pipeline(SESSION, STORY, flush=True)
-    assert latest().staged
+def test_plan_requires_previous_config_while_epoch_is_unpublished(run_plan: Say) -> None:
+    run_toml_pipeline(SESSION, STORY, flush=True)
+    assert read_latest_commit().staged
     (Path("state/law/published")).write_text("0")
-    code, lines = say(SESSION.replace("group_by", 'window_end_column = "until"\ngroup_by'))
+    code, lines = run_plan(SESSION.replace("group_by", 'window_end_column = "until"\ngroup_by'))
     assert code == 1
     assert lines[-1].endswith(
         "is committed but not yet published, and the config has changed since (columns); start once with the previous config, "
         "then change it"
     )
-    assert say(SESSION)[0] == 0
+    assert run_plan(SESSION)[0] == 0
 
 
 def test_plan_takes_under_two_seconds_and_does_not_import_spark() -> None:
     """Measure processor time, because the machine may be busy."""
-    run_pipeline(SESSION, STORY)
+    run_toml_pipeline(SESSION, STORY)
     code = (
         "import resource, sys; from slackwater.cli.main import main; sys.argv = ['slackwater', 'plan', 'p.toml']\n"
         "try: main()\nfinally: print(sorted({'pyspark', 'pandas'} & set(sys.modules)),"
@@ -208,7 +208,7 @@ def test_plan_takes_under_two_seconds_and_does_not_import_spark() -> None:
 # -- starting over ---------------------------------------------------------------------------------------------------
 
 
-def kafka(*names: str) -> Pipeline:
+def load_kafka_pipeline(*names: str) -> Pipeline:
     sources = "".join(
         f'[[sources]]\nname = "{n}"\nconnection = "bus"\nquery = "{n}"\npayload_format = "json"\nschema = "user STRING"\n'
         for n in names
@@ -223,18 +223,18 @@ def kafka(*names: str) -> Pipeline:
     return toml.loads(text)
 
 
-def starting(pipeline: Pipeline, text: str | None) -> Sequence[Any]:
+def parse_starting_offsets(pipeline: Pipeline, text: str | None) -> Sequence[Any]:
     return [
         s.starting_offsets for s in run_options.set_starting_offsets(pipeline, run_options.parse_offsets(text)).sources
     ]
 
 
 def test_starting_offsets_are_set_per_source() -> None:
-    two = kafka("a", "b")
-    assert starting(two, None) == [None, None]
-    assert starting(two, "latest") == ["latest", "latest"]
-    assert starting(two, '{"b": {"b": {"0": 5}}}') == [None, {"b": {"0": 5}}]
-    assert starting(two, '{"*": "earliest", "a": "latest"}') == ["latest", "earliest"]
+    two = load_kafka_pipeline("a", "b")
+    assert parse_starting_offsets(two, None) == [None, None]
+    assert parse_starting_offsets(two, "latest") == ["latest", "latest"]
+    assert parse_starting_offsets(two, '{"b": {"b": {"0": 5}}}') == [None, {"b": {"0": 5}}]
+    assert parse_starting_offsets(two, '{"*": "earliest", "a": "latest"}') == ["latest", "earliest"]
     assert (
         run_options.describe_starting_offsets(run_options.set_starting_offsets(two, {"a": "latest"}))
         == "a at latest, b at earliest"
@@ -254,12 +254,12 @@ def test_starting_offsets_are_set_per_source() -> None:
 )
 def test_invalid_offsets_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        starting(kafka("a"), text)
+        parse_starting_offsets(load_kafka_pipeline("a"), text)
 
 
 def test_files_source_cannot_start_at_latest() -> None:
     with pytest.raises(ConfigError, match='source "web" begins with the first of its files and cannot begin elsewhere'):
-        starting(toml.loads(SESSION), "latest")
+        parse_starting_offsets(toml.loads(SESSION), "latest")
 
 
 def test_from_option_requires_rebuild_option(
@@ -273,7 +273,7 @@ def test_from_option_requires_rebuild_option(
 
 
 def test_starting_over_moves_state_to_another_directory() -> None:
-    run_pipeline(SESSION, STORY)
+    run_toml_pipeline(SESSION, STORY)
     before = sorted(str(p.relative_to("state/law")) for p in Path("state/law").rglob("*"))
     store = FilesStore("state", "law")
     aside = store.start_over()
@@ -290,7 +290,7 @@ def test_starting_over_moves_state_to_another_directory() -> None:
 
 
 def test_a_damaged_state_can_be_started_over() -> None:
-    run_pipeline(SESSION, STORY)
+    run_toml_pipeline(SESSION, STORY)
     for path in Path("state/law/manifests").iterdir():
         path.write_text("x")
     store = FilesStore("state", "law")
@@ -299,7 +299,7 @@ def test_a_damaged_state_can_be_started_over() -> None:
 
 
 def test_state_is_unchanged_if_move_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_pipeline(SESSION, STORY)
+    run_toml_pipeline(SESSION, STORY)
 
     def refused(self: Path, target: Path) -> Path:
         raise OSError(1, "Operation not permitted")
@@ -307,4 +307,4 @@ def test_state_is_unchanged_if_move_fails(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Path, "rename", refused)
     with pytest.raises(StateError, match=r"cannot be moved to .*; nothing was changed"):
         FilesStore("state", "law").start_over()
-    assert latest().epoch == 2
+    assert read_latest_commit().epoch == 2

@@ -47,7 +47,7 @@ path = "HOME/state"
 LETTERS = '[dead_letter]\nconnection = "lake"\npath = "HOME/letters"\n'
 
 
-def pipeline(home: Path, letters: str = LETTERS) -> object:
+def load_orders_pipeline(home: Path, letters: str = LETTERS) -> object:
     (home / "in").mkdir()
     path = home / "orders.toml"
     path.write_text(
@@ -104,7 +104,7 @@ def test_dead_letters_of_sources_that_cannot_replay_are_rejected(source: str, wh
         dead_letter_restoration.restore_source_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
 
 
-def all_letters(letters: object) -> object:
+def select_all_dead_letters(letters: object) -> object:
     return letters
 
 
@@ -112,16 +112,16 @@ def test_replay_without_a_dead_letter_target_is_rejected(tmp_path: Path) -> None
     with pytest.raises(
         StartError, match=r"orders: the config has no \[dead_letter\], so the pipeline stores no dead letters"
     ):
-        replay_dead_letters(pipeline(tmp_path, letters=""), all_letters)  # type: ignore[arg-type]
+        replay_dead_letters(load_orders_pipeline(tmp_path, letters=""), select_all_dead_letters)  # type: ignore[arg-type]
 
 
-def test_replay_next_to_an_active_runner_is_rejected(tmp_path: Path) -> None:
-    spec, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
+def test_replay_while_a_runner_is_active_is_rejected(tmp_path: Path) -> None:
+    spec, store = load_orders_pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
     store.open()
     with pytest.raises(
         LockHeldError, match=r"already running: process \d+ .*; stop the runner, repeat the replay, and"
     ):
-        replay_dead_letters(spec, all_letters)  # type: ignore[arg-type]
+        replay_dead_letters(spec, select_all_dead_letters)  # type: ignore[arg-type]
     store.close()
 
 
@@ -129,7 +129,7 @@ LATE_LETTER = {"reason": "late", "pipeline": "orders", "source": "orders", "epoc
 BAD_LETTER = {"reason": "undecodable", "pipeline": "orders", "source": "orders", "epoch": 1, "value": b"{".hex()}
 
 
-def put_letters(home: Path, *letters: dict[str, object]) -> None:
+def write_dead_letters(home: Path, *letters: dict[str, object]) -> None:
     (home / "letters").mkdir()
     rows = [{n: one.get(n) for n in SCHEMA} for one in letters]
     pl.DataFrame(rows, schema={n: pl.String if t == pl.Binary else t for n, t in SCHEMA.items()}).write_ndjson(
@@ -138,10 +138,10 @@ def put_letters(home: Path, *letters: dict[str, object]) -> None:
 
 
 def test_late_dead_letters_of_an_append_only_target_are_rejected(tmp_path: Path) -> None:
-    spec = pipeline(tmp_path, LETTERS + 'format = "json"\n')
-    put_letters(tmp_path, LATE_LETTER, BAD_LETTER)
+    spec = load_orders_pipeline(tmp_path, LETTERS + 'format = "json"\n')
+    write_dead_letters(tmp_path, LATE_LETTER, BAD_LETTER)
     with pytest.raises(StartError) as refused:
-        replay_dead_letters(spec, all_letters)  # type: ignore[arg-type]
+        replay_dead_letters(spec, select_all_dead_letters)  # type: ignore[arg-type]
     assert str(refused.value) == (
         "orders: 1 dead letter of late rows cannot be replayed: late rows correct windows in the target, but the "
         f'target ("{tmp_path}/out") is append-only; expected a Postgres table, or a Delta or Iceberg table with '
@@ -152,7 +152,7 @@ def test_late_dead_letters_of_an_append_only_target_are_rejected(tmp_path: Path)
         replay_dead_letters(spec, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
 
 
-def config(target: str, metadata: bool = False, kind: str = "") -> str:
+def build_orders_config(target: str, metadata: bool = False, kind: str = "") -> str:
     text = (
         CONFIG.replace("LATE", 'late_data = "dlq"\nemit_metadata = true' if metadata else 'late_data = "dlq"') + LETTERS
     )
@@ -188,7 +188,7 @@ def test_check_notes_targets_that_late_dead_letters_cannot_correct(
     target: str, metadata: bool, why: str | None
 ) -> None:
     """`check` agrees with `replay._check_late`."""
-    text = config("" if target.startswith("targets") else target, metadata) + PLACES
+    text = build_orders_config("" if target.startswith("targets") else target, metadata) + PLACES
     notes = list(describe_replay_limits(toml.loads(target + text if target.startswith("targets") else text)))
     if why is None:
         assert notes == []
@@ -200,7 +200,7 @@ def test_replay_before_the_first_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         StartError, match=r"orders: there is no state yet, so there is nothing to replay; run the pipeline first"
     ):
-        replay_dead_letters(pipeline(tmp_path), all_letters)  # type: ignore[arg-type]
+        replay_dead_letters(load_orders_pipeline(tmp_path), select_all_dead_letters)  # type: ignore[arg-type]
     store = FilesStore(str(tmp_path / "state"), "orders")
     store.open()  # the lock is free again
     store.close()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.support.command import GOOD
-from tests.support.statuses import COUNTERS, STATUS
+from tests.support.example_statuses_and_metrics import COUNTERS, STATUS
 
 from slackwater.cli.output import LogProgress, describe_source, format_run_summary, render_status
 from slackwater.cli.run import MetricsAddress, RunFlags, run_file, stop_on_signals
@@ -33,7 +33,7 @@ STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
 FAKE = """
 import sys, time
 import slackwater.runner.run as engine
-from tests.support.statuses import STATUS
+from tests.support.example_statuses_and_metrics import STATUS
 from slackwater.cli.main import main
 
 def run(pipeline, options):
@@ -50,18 +50,18 @@ main()
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "p.toml"
     path.write_text(GOOD)
     return path
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Status | None]], None]:
+def replace_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Status | None]], None]:
     return lambda run: monkeypatch.setattr("slackwater.runner.run.run_pipeline", run)
 
 
-def child(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen[str]:
+def start_run_process(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen[str]:
     """Start `slackwater run` with the fake engine in another process."""
     code = FAKE.format(body=body, config=str(config), flags=flags)
     root = str(Path(__file__).parents[2])
@@ -70,7 +70,7 @@ def child(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen
     )
 
 
-def render_text(status: Status) -> str:
+def render_status_text(status: Status) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(render_status(status))
     return console.export_text()
@@ -93,7 +93,7 @@ def test_times_and_ages_are_formatted() -> None:
     ]
 
 
-def test_source_is_described_with_its_lag_and_idleness() -> None:
+def test_source_description_shows_watermark_lag_and_idleness() -> None:
     web, app = STATUS.sources
     assert describe_source(web, STATUS) == "web: watermark 2023-11-14 21:56:40Z, 17 m behind the clock"
     assert describe_source(app, STATUS) == "app: no event yet, idle"
@@ -107,7 +107,7 @@ def test_status_is_logged_as_keys_and_values() -> None:
     )
 
 
-def test_summary_accounts_for_every_row() -> None:
+def test_run_summary_accounts_for_every_input_row() -> None:
     assert format_run_summary(STATUS, "clicks", '"out"').splitlines() == [
         "clicks: epoch 7, 1,000 rows in",
         "  950 used, 25 late, 15 refused, 10 bad",
@@ -148,7 +148,7 @@ def test_summary_of_a_run_without_input_reports_no_commit() -> None:
 
 
 def test_live_view_shows_every_number_of_the_status() -> None:
-    text = render_text(replace(STATUS, files_done=1, files_total=4))
+    text = render_status_text(replace(STATUS, files_done=1, files_total=4))
     assert [" ".join(t.replace("━", "").replace("╸", "").replace("╺", "").split()) for t in text.splitlines()] == [
         "clicks",
         "epoch 7 rows/s 200",
@@ -164,7 +164,7 @@ def test_live_view_shows_every_number_of_the_status() -> None:
 
 
 def test_live_view_has_no_progress_bar_if_the_end_is_unknown() -> None:
-    assert "━" not in render_text(STATUS)
+    assert "━" not in render_status_text(STATUS)
 
 
 @pytest.fixture
@@ -176,11 +176,11 @@ def logged_progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LogProgre
     view.close()
 
 
-def epochs(lines: list[str]) -> list[str]:
+def find_logged_epochs(lines: list[str]) -> list[str]:
     return [part for text in lines for part in text.split() if part.startswith("epoch=")]
 
 
-def test_log_lines_are_throttled_except_first_last_and_notable_ones(
+def test_status_logging_is_throttled_except_for_first_last_and_notable_epochs(
     logged_progress: tuple[LogProgress, list[str]],
 ) -> None:
     view, lines = logged_progress
@@ -188,9 +188,9 @@ def test_log_lines_are_throttled_except_first_last_and_notable_ones(
         [QUIET, QUIET, replace(QUIET, emitted=3), QUIET, replace(QUIET, late=1), QUIET, QUIET]
     ):
         view.status(replace(status, epoch=epoch))
-    assert epochs(lines) == ["epoch=0", "epoch=2", "epoch=4"]
+    assert find_logged_epochs(lines) == ["epoch=0", "epoch=2", "epoch=4"]
     view.close()
-    assert epochs(lines) == ["epoch=0", "epoch=2", "epoch=4", "epoch=6"]
+    assert find_logged_epochs(lines) == ["epoch=0", "epoch=2", "epoch=4", "epoch=6"]
     view.close()
     assert len(lines) == 4
 
@@ -200,7 +200,7 @@ def test_every_epoch_is_logged_if_the_interval_is_zero(capsys: pytest.CaptureFix
     for epoch in range(3):
         view.status(replace(QUIET, epoch=epoch))
     view.close()
-    assert epochs(capsys.readouterr().err.splitlines()) == ["epoch=0", "epoch=1", "epoch=2"]
+    assert find_logged_epochs(capsys.readouterr().err.splitlines()) == ["epoch=0", "epoch=1", "epoch=2"]
 
 
 def test_closing_the_view_restores_the_logger() -> None:
@@ -214,7 +214,7 @@ def test_closing_the_view_restores_the_logger() -> None:
 
 
 def test_run_passes_its_flags_to_the_engine_and_prints_a_summary(
-    config: Path, engine: Any, capsys: pytest.CaptureFixture[str]
+    config_file: Path, replace_engine: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: list[str] = []
     received = RunOptions()
@@ -231,8 +231,8 @@ def test_run_passes_its_flags_to_the_engine_and_prints_a_summary(
         options.on_status(STATUS)
         return STATUS
 
-    engine(run)
-    run_file(config, RunFlags(available_now=True, flush=True, metrics=MetricsAddress(0)))
+    replace_engine(run)
+    run_file(config_file, RunFlags(available_now=True, flush=True, metrics=MetricsAddress(0)))
     output = capsys.readouterr()
     assert names == ["user-sessions"]
     assert [type(one).__name__ for one in received.observers] == ["Metrics", "HealthProbes"]
@@ -247,7 +247,9 @@ def test_run_passes_its_flags_to_the_engine_and_prints_a_summary(
     assert " INFO pipeline=clicks epoch=7 " in lines[2]
 
 
-def test_metrics_are_served_only_during_the_run(config: Path, engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_are_served_only_during_the_run(
+    config_file: Path, replace_engine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     from urllib.error import URLError
     from urllib.request import urlopen
 
@@ -261,15 +263,15 @@ def test_metrics_are_served_only_during_the_run(config: Path, engine: Any, capsy
             seen.append(answer.read().decode())
         return STATUS
 
-    engine(run)
-    run_file(config, RunFlags(metrics=MetricsAddress(0)))
+    replace_engine(run)
+    run_file(config_file, RunFlags(metrics=MetricsAddress(0)))
     assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in seen[1]
     with pytest.raises(URLError):
         urlopen(seen[0])
 
 
 def test_run_reports_to_opentelemetry_and_openlineage(
-    config: Path, engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config_file: Path, replace_engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     observer_names: list[str] = []
 
@@ -277,26 +279,26 @@ def test_run_reports_to_opentelemetry_and_openlineage(
         observer_names.extend(type(one).__name__ for one in options.observers)
         return STATUS
 
-    engine(run)
-    monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config.parent / "lineage.yml"))
-    (config.parent / "lineage.yml").write_text('{"transport": {"type": "noop"}}')
-    run_file(config, RunFlags(otel=True, openlineage=True))
+    replace_engine(run)
+    monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config_file.parent / "lineage.yml"))
+    (config_file.parent / "lineage.yml").write_text('{"transport": {"type": "noop"}}')
+    run_file(config_file, RunFlags(otel=True, openlineage=True))
     assert observer_names == ["OpenTelemetry", "OpenLineage"]
     assert "OpenTelemetry metrics to http://localhost:4318/v1/metrics every 60 s" in capsys.readouterr().err
 
 
-def test_messages_during_the_start_of_spark_are_not_lost(config: Path) -> None:
+def test_messages_during_the_start_of_spark_are_not_lost(config_file: Path) -> None:
     """While Spark starts, the engine redirects descriptor 2 to a file, because Java writes to it."""
     body = "import os; saved = os.dup(2); os.dup2(os.open(os.devnull, os.O_WRONLY), 2); on_notice('info', 'said'); os.dup2(saved, 2)"
-    process = child(config, body)
+    process = start_run_process(config_file, body)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0
     assert err.endswith(" INFO said\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_stops_the_run_after_the_current_epoch(config: Path, number: int) -> None:
-    process = child(config, "stop.wait(30)", "--available-now")
+def test_signal_stops_the_run_after_the_current_epoch(config_file: Path, number: int) -> None:
+    process = start_run_process(config_file, "stop.wait(30)", "--available-now")
     assert process.stderr is not None
     lines = [process.stderr.readline(), process.stderr.readline()]
     assert lines[0].endswith(" WARNING look here\n")
@@ -307,9 +309,9 @@ def test_signal_stops_the_run_after_the_current_epoch(config: Path, number: int)
     assert out.startswith("user-sessions: epoch 7")
 
 
-def test_second_interrupt_stops_the_run_immediately(config: Path) -> None:
+def test_second_interrupt_stops_the_run_immediately(config_file: Path) -> None:
     """The main thread may be in one long call, for example while Spark starts."""
-    process = child(config, "time.sleep(60)")
+    process = start_run_process(config_file, "time.sleep(60)")
     assert process.stderr is not None
     for expected in ("look here", "epoch=7"):
         assert expected in process.stderr.readline()
@@ -325,10 +327,10 @@ def test_second_interrupt_stops_the_run_immediately(config: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_while_spark_starts_stops_the_run_immediately(config: Path, number: int) -> None:
+def test_signal_while_spark_starts_stops_the_run_immediately(config_file: Path, number: int) -> None:
     """One signal suffices, because no epoch has begun."""
     body = "import slackwater.spark.sessions.spark_session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
-    process = child(config, body)
+    process = start_run_process(config_file, body)
     assert process.stderr is not None
     for expected in ("look here", "epoch=7", "starting"):
         assert expected in process.stderr.readline()
@@ -369,10 +371,10 @@ def test_signal_handlers_are_restored_after_the_run() -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_live_view_is_shown_on_a_terminal(config: Path) -> None:
+def test_live_view_is_shown_on_a_terminal(config_file: Path) -> None:
     body = 'import logging; logging.getLogger("slackwater").warning("3 late rows dropped")'
     ours, theirs = pty.openpty()
-    process = child(config, body, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"})
+    process = start_run_process(config_file, body, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"})
     os.close(theirs)
     screen = b""
     while True:

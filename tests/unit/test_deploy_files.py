@@ -28,14 +28,14 @@ COMPOSE = Draft202012Validator(json.loads((SCHEMAS / "compose.json").read_text()
 SECRETS = {"KAFKA": "kafka:9092", "WAREHOUSE_URL": "postgresql://u:p@h/d"}
 
 
-def schema_violations(document: dict[str, Any]) -> list[str]:
+def find_schema_violations(document: dict[str, Any]) -> list[str]:
     """Return the violations of the Kubernetes schema in a document."""
     kind = f"{document['apiVersion']} {document['kind']}"
     schema = {"$defs": KUBERNETES["$defs"], **KUBERNETES["kinds"][kind]}
     return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(document)]
 
 
-def parse_options(arguments: list[str]) -> dict[str, Any]:
+def parse_command_options(arguments: list[str]) -> dict[str, Any]:
     """Parse the options of a `slackwater` command without running it."""
     command: Any = get_command(app)
     one = command.commands[arguments[0]]
@@ -46,8 +46,8 @@ def parse_options(arguments: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("document", deploy_files.read_kubernetes_documents(), ids=lambda d: d["kind"])
-def test_a_manifest_is_valid_for_kubernetes(document: dict[str, Any]) -> None:
-    assert schema_violations(document) == []
+def test_each_kubernetes_manifest_matches_the_kubernetes_schema(document: dict[str, Any]) -> None:
+    assert find_schema_violations(document) == []
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,17 @@ def test_a_manifest_is_valid_for_kubernetes(document: dict[str, Any]) -> None:
         (("spec", "template", "spec", "terminationGracePeriodSeconds"), "2m"),
     ],
 )
-def test_the_schema_refuses_an_invalid_manifest(path: tuple[Any, ...], value: Any) -> None:
-    document = copy.deepcopy(deploy_files.deployment())
+def test_kubernetes_schema_refuses_an_invalid_manifest(path: tuple[Any, ...], value: Any) -> None:
+    document = copy.deepcopy(deploy_files.read_kubernetes_deployment())
     parent: Any = document
     for step in path[:-1]:
         parent = parent[step]
     parent[path[-1]] = value
-    assert schema_violations(document)
+    assert find_schema_violations(document)
 
 
 def test_deployment_stops_its_only_runner_before_the_next_one_starts() -> None:
-    spec = deploy_files.deployment()["spec"]
+    spec = deploy_files.read_kubernetes_deployment()["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
     labels = spec["template"]["metadata"]["labels"]
@@ -78,9 +78,9 @@ def test_deployment_stops_its_only_runner_before_the_next_one_starts() -> None:
 
 
 def test_pod_uses_existing_command_options_and_probe_paths() -> None:
-    pod = deploy_files.deployment()["spec"]["template"]
+    pod = deploy_files.read_kubernetes_deployment()["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    options = parse_options(container["args"])
+    options = parse_command_options(container["args"])
     assert (str(options["file"]), options["metrics_host"]) == (PIPELINE, "0.0.0.0")
     (port,) = container["ports"]
     assert port["containerPort"] == options["metrics_port"] == int(PORT)
@@ -93,9 +93,9 @@ def test_pod_uses_existing_command_options_and_probe_paths() -> None:
 
 
 def test_pod_has_minimal_privileges_and_writable_volumes() -> None:
-    spec = deploy_files.deployment()["spec"]["template"]["spec"]
+    spec = deploy_files.read_kubernetes_deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    ((_, user),) = [i for i in deploy_files.read_last_stage() if i[0] == "USER"]
+    ((_, user),) = [i for i in deploy_files.read_final_image_stage() if i[0] == "USER"]
     assert f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}" == user
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"] == {
@@ -112,7 +112,7 @@ def test_pod_has_minimal_privileges_and_writable_volumes() -> None:
 
 def test_resource_names_agree_across_manifests() -> None:
     documents = {d["kind"]: d for d in deploy_files.read_kubernetes_documents()}
-    spec = deploy_files.deployment()["spec"]["template"]["spec"]
+    spec = deploy_files.read_kubernetes_deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": documents["Secret"]["metadata"]["name"]}}]
     assert spec["serviceAccountName"] == documents["ServiceAccount"]["metadata"]["name"]
@@ -128,35 +128,35 @@ def test_resource_names_agree_across_manifests() -> None:
 
 def test_the_deployed_pipeline_is_valid_and_gets_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     file = DEPLOY / "kubernetes/pipeline.toml"
-    names = set(re.findall(r"\$\{(\w+)\}", "\n".join(lines_without_comments(file))))
+    names = set(re.findall(r"\$\{(\w+)\}", "\n".join(read_lines_without_comments(file))))
     (secret,) = [d for d in deploy_files.read_kubernetes_documents() if d["kind"] == "Secret"]
     assert names == set(secret["stringData"]) == set(SECRETS)
-    assert names <= set(deploy_files.services()["pipeline"]["environment"])
+    assert names <= set(deploy_files.read_compose_services()["pipeline"]["environment"])
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     check_file(file)
     assert tomllib.loads(file.read_text())["spark"]["spark.driver.memory"] == "2g"
 
 
-def lines_without_comments(file: Path) -> list[str]:
+def read_lines_without_comments(file: Path) -> list[str]:
     return [line for line in file.read_text().splitlines() if not line.startswith("#")]
 
 
 # -- the image ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_image_uses_existing_commands() -> None:
-    words = deploy_files.command()
+def test_container_image_uses_existing_commands() -> None:
+    words = deploy_files.read_image_command()
     assert words[:3] == ["tini", "--", "slackwater"]
-    options = parse_options(words[3:])
+    options = parse_command_options(words[3:])
     assert (str(options["file"]), options["metrics_port"], options["metrics_host"]) == (PIPELINE, int(PORT), "0.0.0.0")
     (prepares,) = [
-        rest for name, rest in deploy_files.read_last_stage() if name == "RUN" and "slackwater prepare" in rest
+        rest for name, rest in deploy_files.read_final_image_stage() if name == "RUN" and "slackwater prepare" in rest
     ]
-    assert parse_options(re.findall(r"slackwater (prepare)", prepares)) is not None
-    (exposed,) = [rest for name, rest in deploy_files.read_last_stage() if name == "EXPOSE"]
+    assert parse_command_options(re.findall(r"slackwater (prepare)", prepares)) is not None
+    (exposed,) = [rest for name, rest in deploy_files.read_final_image_stage() if name == "EXPOSE"]
     assert exposed == PORT
-    (check,) = [rest for name, rest in deploy_files.read_last_stage() if name == "HEALTHCHECK"]
+    (check,) = [rest for name, rest in deploy_files.read_final_image_stage() if name == "HEALTHCHECK"]
     assert f"http://127.0.0.1:{PORT}{LIVE}" in check
 
 
@@ -171,12 +171,12 @@ def test_the_image_is_slim_and_its_user_is_not_root() -> None:
     assert [rest for name, rest in instructions if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
     for _, rest in (i for i in instructions if i[0] == "RUN" and "apt-get" in i[1]):
         assert "--no-install-recommends" in rest and "rm -rf /var/lib/apt/lists/*" in rest
-    order = [name for name, _ in deploy_files.read_last_stage()]
+    order = [name for name, _ in deploy_files.read_final_image_stage()]
     assert order.index("USER") > max(n for n, name in enumerate(order) if name in ("RUN", "COPY"))
-    (user,) = [rest for name, rest in deploy_files.read_last_stage() if name == "USER"]
+    (user,) = [rest for name, rest in deploy_files.read_final_image_stage() if name == "USER"]
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
     assert f"--uid {user.split(':')[0]} " in " ".join(
-        rest for name, rest in deploy_files.read_last_stage() if name == "RUN"
+        rest for name, rest in deploy_files.read_final_image_stage() if name == "RUN"
     )
 
 
@@ -197,7 +197,7 @@ def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     tag = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())["images"][0]["newTag"]
     assert tag == project["version"]
-    assert deploy_files.services()["pipeline"]["image"] == f"slackwater:{project['version']}"
+    assert deploy_files.read_compose_services()["pipeline"]["image"] == f"slackwater:{project['version']}"
 
 
 def test_connector_jars_of_the_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_the_compose_file_is_valid() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("imagee", "x"), ("stop_grace_period", 2.5), ("ports", "9090:9090")])
-def test_the_schema_refuses_an_invalid_compose_file(key: str, value: Any) -> None:
+def test_compose_schema_refuses_an_invalid_compose_file(key: str, value: Any) -> None:
     document = copy.deepcopy(deploy_files.read_compose_file())
     document["services"]["prometheus"][key] = value
     assert list(COMPOSE.iter_errors(document))
@@ -230,25 +230,25 @@ def test_the_schema_refuses_an_invalid_compose_file(key: str, value: Any) -> Non
 
 def test_mounted_files_exist_and_named_volumes_are_declared() -> None:
     home, named = DEPLOY / "compose", set(deploy_files.read_compose_file()["volumes"])
-    for name, service in deploy_files.services().items():
+    for name, service in deploy_files.read_compose_services().items():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             assert (home / source).exists() if source.startswith(".") else source in named, (name, volume)
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), (name, port)
         for other in service.get("depends_on", []):
-            assert other in deploy_files.services()
+            assert other in deploy_files.read_compose_services()
         assert not service["image"].endswith("latest") and ":" in service["image"]
-    build = deploy_files.services()["pipeline"]["build"]
+    build = deploy_files.read_compose_services()["pipeline"]["build"]
     assert ((home / build["context"]).resolve(), ROOT / build["dockerfile"]) == (ROOT, DEPLOY / "docker/Dockerfile")
 
 
 def test_compose_uses_existing_commands() -> None:
-    services = deploy_files.services()
-    options = parse_options(services["pipeline"]["command"])
+    services = deploy_files.read_compose_services()
+    options = parse_command_options(services["pipeline"]["command"])
     assert (str(options["file"]), options["metrics_port"]) == (PIPELINE, int(PORT))
     assert READY in services["pipeline"]["healthcheck"]["test"][-1]
-    page = parse_options(services["page"]["command"])
+    page = parse_command_options(services["page"]["command"])
     assert page["host"] == "0.0.0.0" and f":{page['port']}:" in services["page"]["ports"][0]
     assert "SLACKWATER_UI_TOKEN" in services["page"]["environment"]
     for service in (services["pipeline"], services["page"]):
@@ -256,12 +256,12 @@ def test_compose_uses_existing_commands() -> None:
 
 
 def test_prometheus_scrapes_the_pipeline_at_an_allowed_host() -> None:
-    services = deploy_files.services()
+    services = deploy_files.read_compose_services()
     config = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
     host, port = target.split(":")
-    options = parse_options(services["pipeline"]["command"])
+    options = parse_command_options(services["pipeline"]["command"])
     assert (port, int(port)) == (PORT, options["metrics_port"])
     assert host in services and host in options["allow_host"]
     rules = (DEPLOY / "prometheus/slackwater-alerts.yml").read_text()
@@ -275,9 +275,11 @@ def test_grafana_finds_the_dashboard_and_prometheus() -> None:
     home = DEPLOY / "compose/grafana"
     (source,) = yaml.safe_load((home / "datasources.yml").read_text())["datasources"]
     assert source["type"] == "prometheus" and source["isDefault"]
-    assert source["url"].split("//")[1].split(":")[0] in deploy_files.services()
+    assert source["url"].split("//")[1].split(":")[0] in deploy_files.read_compose_services()
     (provider,) = yaml.safe_load((home / "dashboards.yml").read_text())["providers"]
-    mounts = dict(v.split(":")[1::-1] for v in deploy_files.services()["grafana"]["volumes"] if v.startswith("."))
+    mounts = dict(
+        v.split(":")[1::-1] for v in deploy_files.read_compose_services()["grafana"]["volumes"] if v.startswith(".")
+    )
     assert (DEPLOY / "compose" / mounts[provider["options"]["path"]] / "slackwater.json").is_file()
     assert all(path.startswith("/etc/grafana/provisioning/") for path in mounts if path != provider["options"]["path"])
 
@@ -286,12 +288,12 @@ def test_grafana_finds_the_dashboard_and_prometheus() -> None:
 
 
 @pytest.mark.parametrize("name", ["dagster", "airflow"])
-def test_a_scheduler_uses_existing_commands(name: str) -> None:
+def test_dagster_and_airflow_files_use_existing_commands(name: str) -> None:
     text = (DEPLOY / name / "orders.py").read_text()
     compile(text, name, "exec")
     run, why = {
         "dagster": (r'start_command\("run", FILE, "(--[\w-]+)"', r'start_command\("why", FILE, "(--[\w-]+)"'),
         "airflow": (r'run "\{FILE\}" (--[\w-]+)', r'"why", FILE, "(--[\w-]+)"'),
     }[name]
-    assert parse_options(["run", PIPELINE, *re.findall(run, text)])["available_now"] is True
-    assert parse_options(["why", PIPELINE, *re.findall(why, text)])["as_json"] is True
+    assert parse_command_options(["run", PIPELINE, *re.findall(run, text)])["available_now"] is True
+    assert parse_command_options(["why", PIPELINE, *re.findall(why, text)])["as_json"] is True

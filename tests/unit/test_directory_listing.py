@@ -1,4 +1,4 @@
-"""Directory listings of the files that Spark's file stream reads. Compare `tests/spark/test_planned_files.py`."""
+"""Directory listings of the files that Spark's file stream reads. Compare `tests/spark/test_file_source_planner.py`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slackwater.connectors.files import directory_listing
 from slackwater.connectors.files.directory_listing import DirectoryListing, is_hidden, to_uri
 
 
-def tree(home: Path, *names: str) -> None:
+def create_files(home: Path, *names: str) -> None:
     for name in names:
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
 
-def listed_files(home: Path, pattern: str = "", **more: object) -> list[str]:
+def list_relative_paths(home: Path, pattern: str = "", **more: object) -> list[str]:
     listed = DirectoryListing(f"{home}/{pattern}" if pattern else str(home), **more)  # type: ignore[arg-type]
     return sorted(str(Path(p).relative_to(home)) for p in listed.files())
 
@@ -58,7 +58,7 @@ def test_glob_patterns_match_as_in_hadoop(pattern: str, yes: list[str], no: list
 
 
 @pytest.mark.parametrize("pattern", ["{a", "[a", "a\\", "[z-a]"])
-def test_invalid_pattern_is_rejected(pattern: str) -> None:
+def test_invalid_glob_pattern_is_rejected(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"not closed|escapes nothing|is not a pattern"):
         directory_listing.matches_pattern(pattern, "a")
 
@@ -69,7 +69,7 @@ def test_hidden_file_names_are_recognized() -> None:
 
 
 def test_folders_patterns_and_single_files_are_listed(tmp_path: Path) -> None:
-    tree(
+    create_files(
         tmp_path,
         "in/b.json",
         "in/a.json",
@@ -79,35 +79,35 @@ def test_folders_patterns_and_single_files_are_listed(tmp_path: Path) -> None:
         "in/deep/er/d.json",
         "out/e.json",
     )
-    assert listed_files(tmp_path, "in") == ["in/a.json", "in/b.json"]
-    assert listed_files(tmp_path, "in/*.json") == ["in/a.json", "in/b.json"]
-    assert listed_files(tmp_path, "in/*") == ["in/a.json", "in/b.json", "in/sub/c.json"]
-    assert listed_files(tmp_path, "{in,out}") == ["in/a.json", "in/b.json", "out/e.json"]
-    assert listed_files(tmp_path, "*/*.json") == ["in/a.json", "in/b.json", "out/e.json"]
-    assert listed_files(tmp_path, "in/a.json") == ["in/a.json"]
-    assert listed_files(tmp_path, "in/_h.json") == []
+    assert list_relative_paths(tmp_path, "in") == ["in/a.json", "in/b.json"]
+    assert list_relative_paths(tmp_path, "in/*.json") == ["in/a.json", "in/b.json"]
+    assert list_relative_paths(tmp_path, "in/*") == ["in/a.json", "in/b.json", "in/sub/c.json"]
+    assert list_relative_paths(tmp_path, "{in,out}") == ["in/a.json", "in/b.json", "out/e.json"]
+    assert list_relative_paths(tmp_path, "*/*.json") == ["in/a.json", "in/b.json", "out/e.json"]
+    assert list_relative_paths(tmp_path, "in/a.json") == ["in/a.json"]
+    assert list_relative_paths(tmp_path, "in/_h.json") == []
     assert (
-        listed_files(tmp_path, "nowhere/*")
-        == listed_files(tmp_path, "nowhere")
-        == listed_files(tmp_path, "in/a.json/*")
+        list_relative_paths(tmp_path, "nowhere/*")
+        == list_relative_paths(tmp_path, "nowhere")
+        == list_relative_paths(tmp_path, "in/a.json/*")
         == []
     )
-    assert len(listed_files(tmp_path, "in", recursive=True)) == 4
-    assert listed_files(tmp_path, "in", recursive=True, only="[cd].*") == ["in/deep/er/d.json", "in/sub/c.json"]
+    assert len(list_relative_paths(tmp_path, "in", recursive=True)) == 4
+    assert list_relative_paths(tmp_path, "in", recursive=True, only="[cd].*") == ["in/deep/er/d.json", "in/sub/c.json"]
 
 
 def test_partition_folders_are_listed_and_mixed_folders_are_rejected(tmp_path: Path) -> None:
-    tree(tmp_path, "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c", "t/d", "t/day=9/_temporary/x", "t/empty/_x")
-    assert listed_files(tmp_path, "t") == ["t/d", "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c"]
-    assert listed_files(tmp_path, "t/day=1") == ["t/day=1/a"]
-    assert listed_files(tmp_path, "t/day=2") == ["t/day=2/b", "t/day=2/hour=3/c"]
-    tree(tmp_path, "t/other/e")
+    create_files(tmp_path, "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c", "t/d", "t/day=9/_temporary/x", "t/empty/_x")
+    assert list_relative_paths(tmp_path, "t") == ["t/d", "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c"]
+    assert list_relative_paths(tmp_path, "t/day=1") == ["t/day=1/a"]
+    assert list_relative_paths(tmp_path, "t/day=2") == ["t/day=2/b", "t/day=2/hour=3/c"]
+    create_files(tmp_path, "t/other/e")
     with pytest.raises(ValueError, match=r'"\S+/t" and "\S+/t/other" cannot be read as one table'):
-        listed_files(tmp_path, "t")
+        list_relative_paths(tmp_path, "t")
 
 
 def test_uncommitted_files_of_a_spark_stream_are_not_listed(tmp_path: Path) -> None:
-    tree(tmp_path, "t/a", "t/b", "t/c", "t/d", "t/_spark_metadata/.3.crc")
+    create_files(tmp_path, "t/a", "t/b", "t/c", "t/d", "t/_spark_metadata/.3.crc")
 
     def log(number: str, *actions: tuple[str, str]) -> None:
         lines = [json.dumps({"path": to_uri(f"{tmp_path}/t/{name}"), "action": action}) for name, action in actions]
@@ -116,7 +116,7 @@ def test_uncommitted_files_of_a_spark_stream_are_not_listed(tmp_path: Path) -> N
     log("0", ("x", "add"))  # replaced by the compact log
     log("1.compact", ("a", "add"), ("b", "add"))
     log("2", ("c", "add"), ("b", "delete"))
-    assert listed_files(tmp_path, "t") == ["t/a", "t/c"]
+    assert list_relative_paths(tmp_path, "t") == ["t/a", "t/c"]
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_path_is_converted_to_the_uri_that_spark_writes(path: str, expected: str
 
 
 def test_symbolic_links_are_followed(tmp_path: Path) -> None:
-    tree(tmp_path, "real/a")
+    create_files(tmp_path, "real/a")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "file").symlink_to(tmp_path / "real" / "a")
     (tmp_path / "in" / "folder").symlink_to(tmp_path / "real")
-    assert listed_files(tmp_path, "in") == ["in/file"]
-    assert listed_files(tmp_path, "in", recursive=True) == ["in/file", "in/folder/a"]
+    assert list_relative_paths(tmp_path, "in") == ["in/file"]
+    assert list_relative_paths(tmp_path, "in", recursive=True) == ["in/file", "in/folder/a"]

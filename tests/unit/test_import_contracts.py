@@ -13,7 +13,7 @@ PAGE = imports.ROOT / "docs" / "architecture.md"
 DECLARED = '"""Values.\n\nMay import: {}.\n"""\n'
 
 
-def check(folder: Path, **sources: str) -> list[str]:
+def check_core_imports(folder: Path, **sources: str) -> list[str]:
     """Check a package `core` with these modules, which may import `errors`, and `ui`, which may import `core`."""
     files = {
         "core/__init__": DECLARED.format("errors") + "import slackwater.errors",
@@ -47,31 +47,33 @@ def test_packages_import_only_declared_packages() -> None:
     ],
 )
 def test_undeclared_import_and_import_cycle_are_reported(tmp_path: Path, statement: str) -> None:
-    undeclared, circle = check(tmp_path, notebook=statement)
+    undeclared, circle = check_core_imports(tmp_path, notebook=statement)
     assert "slackwater.core.notebook imports ui, but core may not." in undeclared
     assert circle.startswith("slackwater: imports in a circle: ")
     assert "ui imports core (src/slackwater/ui/__init__.py:5)" in circle
 
 
 def test_import_of_a_restricted_library_must_be_declared(tmp_path: Path) -> None:
-    assert check(tmp_path, values="import polars") == []
-    (problem,) = check(tmp_path, values="from pyspark.sql import functions")
+    assert check_core_imports(tmp_path, values="import polars") == []
+    (problem,) = check_core_imports(tmp_path, values="from pyspark.sql import functions")
     assert "slackwater.core.values imports pyspark, but core may not." in problem
 
 
 def test_import_cycle_within_a_package_is_reported(tmp_path: Path) -> None:
-    (problem,) = check(tmp_path, a="from slackwater.core import b", b="from slackwater.core.a import x")
+    (problem,) = check_core_imports(tmp_path, a="from slackwater.core import b", b="from slackwater.core.a import x")
     assert problem.startswith("slackwater.core: imports in a circle: ")
 
 
 def test_unused_and_missing_declarations_are_reported(tmp_path: Path) -> None:
-    assert check(tmp_path, __init__=DECLARED.format("errors")) == [
+    assert check_core_imports(tmp_path, __init__=DECLARED.format("errors")) == [
         'core: does not import errors. Remove it from "May import" in the docstring.'
     ]
-    assert check(tmp_path, __init__='"""Values."""') == ['core: its docstring does not end with "May import: …."']
+    assert check_core_imports(tmp_path, __init__='"""Values."""') == [
+        'core: its docstring does not end with "May import: …."'
+    ]
 
 
-def drawn_lines() -> list[tuple[list[str], str]]:
+def read_architecture_lines() -> list[tuple[list[str], str]]:
     """Return the packages of each line of the drawing in docs/architecture.md, and the rest of the line."""
     drawing = PAGE.read_text().partition("\n## Packages\n")[2].split("```")[1]
     lines = [line.partition("│") for line in drawing.splitlines() if "│" in line]
@@ -79,7 +81,7 @@ def drawn_lines() -> list[tuple[list[str], str]]:
 
 
 def test_architecture_drawing_has_packages_above_their_dependencies() -> None:
-    lines = [packages for packages, _ in drawn_lines()]
+    lines = [packages for packages, _ in read_architecture_lines()]
     heights = {package: -number for number, packages in enumerate(lines) for package in packages}
     declarations = imports.read_declarations(imports.find_modules())
     assert sorted(p for packages in lines for p in packages) == sorted(declarations)
@@ -90,7 +92,7 @@ def test_architecture_drawing_has_packages_above_their_dependencies() -> None:
 
 def test_architecture_drawing_names_existing_modules() -> None:
     on_line: Sequence[str] = ()
-    for packages, steps in drawn_lines():
+    for packages, steps in read_architecture_lines():
         on_line = packages or on_line
         for name in re.findall(r"[a-z_/]+\.py", steps):
             assert name.partition("/")[0] in on_line
@@ -103,11 +105,11 @@ SETTING = re.compile(
 )  # a setting of Spark, not a module of `slackwater.spark`
 
 
-def is_defined(name: str, folder: Path) -> bool:
+def is_module_or_member(name: str, folder: Path) -> bool:
     """Return whether a dotted name is a module below a folder, or occurs in the module that it names."""
     part, _, rest = name.partition(".")
     if (folder / part).is_dir():
-        return not rest or is_defined(rest, folder / part)
+        return not rest or is_module_or_member(rest, folder / part)
     module = folder / f"{part}.py"
     text, defined = (module.read_text(), rest) if module.is_file() else ((folder / "__init__.py").read_text(), part)
     return not defined or re.search(rf"\b{defined.partition('.')[0]}\b", text) is not None
@@ -123,7 +125,7 @@ def test_docs_and_docstrings_name_existing_modules() -> None:
         for path in texts
         for name in NAMED.findall(path.read_text())
         if name.partition(".")[0] in packages and not SETTING.match(name) and not name.endswith((".py", ".toml"))
-        if not is_defined(name, root)
+        if not is_module_or_member(name, root)
     ]
     assert stale == []
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.states import commit_of
+from tests.support.single_stage_components import build_single_stage_commit
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -54,7 +54,7 @@ url = "postgresql://h/d"
 
 
 @pytest.fixture
-def printed_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> object:
+def run_config_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> object:
     """Return a function that runs a command on a config and returns the printed lines."""
     monkeypatch.chdir(tmp_path)
 
@@ -69,21 +69,21 @@ def printed_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     return command
 
 
-def test_check_describes_the_join(printed_lines) -> None:  # type: ignore[no-untyped-def]
+def test_check_describes_the_join(run_config_command) -> None:  # type: ignore[no-untyped-def]
     state = 'state in Postgres, schema "public"'
-    assert printed_lines("check") == [
+    assert run_config_command("check") == [
         f'p.toml: ok — left outer join of "orders" and "payments" on 2 keys, {state}',
         "p.toml: not checked: sources[0].schema: none is declared, so the columns are known only when the first rows are read",
         "p.toml: not checked: sources[1].schema: none is declared, so the columns are known only when the first rows are read",
     ]
     memory = CONFIG[: CONFIG.index("[state_store]")] + '[state_store]\nkind = "in_memory"\n'
-    first, second, *_ = printed_lines("check", memory.replace('"left_outer"', '"inner"'))
+    first, second, *_ = run_config_command("check", memory.replace('"left_outer"', '"inner"'))
     assert first.startswith('p.toml: ok — inner join of "orders" and "payments" on 2 keys')
     assert second.startswith("p.toml: note: STATE IS IN MEMORY")
 
 
-def test_explain_describes_each_stage_of_the_join(printed_lines) -> None:  # type: ignore[no-untyped-def]
-    lines = printed_lines("explain")
+def test_explain_describes_each_stage_of_the_join(run_config_command) -> None:  # type: ignore[no-untyped-def]
+    lines = run_config_command("explain")
     stages = [line[2:13].strip() for line in lines if line.startswith("  ") and line[2] != " "]
     assert stages == [
         *("read", "event time", "sql", "shuffle", "step", "emit", "commit", "publish"),
@@ -108,16 +108,16 @@ def test_explain_describes_each_stage_of_the_join(printed_lines) -> None:  # typ
         assert line in lines
 
 
-def test_explain_shows_the_late_row_policies_of_the_join(printed_lines) -> None:  # type: ignore[no-untyped-def]
+def test_explain_shows_the_late_row_policies_of_the_join(run_config_command) -> None:  # type: ignore[no-untyped-def]
     letters = '[dead_letter]\nconnection = "base"\ntable = "letters"\n[target]'
-    lines = printed_lines("explain", CONFIG.replace("[target]", letters))
+    lines = run_config_command("explain", CONFIG.replace("[target]", letters))
     assert (
         "                     late rows: joined up to 1h behind the watermark, then dlq, one dead letter per row"
         in lines
     )
     assert "                     dead letters: insert into Postgres table letters" in lines
     plain = CONFIG.replace('late_data = "reopen"\nallowed_lateness_ms = "1h"\n', 'event_time = "left"\n')
-    lines = printed_lines(
+    lines = run_config_command(
         "explain", plain.replace('"left_outer"', '"full"').replace('"10s"', "0").replace('"30s"', "0")
     )
     assert "                     late rows: drop" in lines
@@ -127,23 +127,23 @@ def test_explain_shows_the_late_row_policies_of_the_join(printed_lines) -> None:
         "  state      left rows are kept until the watermark is 5m past them",
         "             right rows are kept until the watermark is 1m past them",
     ]
-    assert not any(line.startswith("  emit") and "without" in line for line in printed_lines("explain", plain))
+    assert not any(line.startswith("  emit") and "without" in line for line in run_config_command("explain", plain))
 
 
 @pytest.mark.parametrize("mode", ["", 'mode = "append"\n'])
-def test_explain_shows_append_mode_for_a_delta_target(printed_lines, mode: str) -> None:  # type: ignore[no-untyped-def]
+def test_explain_shows_append_mode_for_a_delta_target(run_config_command, mode: str) -> None:  # type: ignore[no-untyped-def]
     target = f'[connections.lake]\nkind = "delta"\n[target]\nconnection = "lake"\npath = "out"\n{mode}'
     config = CONFIG.replace('[target]\nconnection = "base"\ntable = "paid"\n', target)
-    assert f'  publish    driver  Delta table "{Path.cwd() / "out"}", append' in printed_lines("explain", config)
+    assert f'  publish    driver  Delta table "{Path.cwd() / "out"}", append' in run_config_command("explain", config)
 
 
-def commit(**more: object) -> Commit:
-    return commit_of(3, **({"pipeline": "paid", "committed_us": 0} | more))
+def join_commit(**more: object) -> Commit:
+    return build_single_stage_commit(3, **({"pipeline": "paid", "committed_us": 0} | more))
 
 
 def test_each_join_side_delays_the_watermark_by_the_source_lateness() -> None:
     """Allowed lateness retains rows but does not delay the watermark."""
-    clocks = next_commit.input_clocks(toml.loads(CONFIG), commit())
+    clocks = next_commit.input_clocks(toml.loads(CONFIG), join_commit())
     assert {name: (type(c), c.lateness_us, c.idleness_us) for name, c in clocks.items()} == {
         "orders": (SourceClock, 10_000_000, 60_000_000),
         "payments": (SourceClock, 30_000_000, 60_000_000),

@@ -12,7 +12,7 @@ from slackwater.connectors.payloads.json_payload import schema_columns
 A_REF = {"$ref": "#/$defs/a"}
 
 
-def column_type(schema: Any, **others: Any) -> str:
+def parse_single_column_type(schema: Any, **others: Any) -> str:
     """Return the type of the single column."""
     columns = schema_columns(
         json.dumps({"properties": {"c": schema}, "$defs": DEFS}), {n: json.dumps(s) for n, s in others.items()}
@@ -61,13 +61,16 @@ DEFS = {
     ],
 )  # fmt: skip
 def test_json_schema_type_becomes_a_column_type(schema: Any, expected: str) -> None:
-    assert column_type(schema) == expected
+    assert parse_single_column_type(schema) == expected
 
 
 def test_references_into_other_subjects_are_resolved() -> None:
     other = {"definitions": {"money": {"properties": {"cents": {"$ref": "#/definitions/n"}}}, "n": {"type": "integer"}}}
-    assert column_type({"$ref": "money.json#/definitions/money"}, **{"money.json": other}) == "STRUCT<`cents`: BIGINT>"
-    assert column_type({"$ref": "whole.json"}, **{"whole.json": {"type": "number"}}) == "DOUBLE"
+    assert (
+        parse_single_column_type({"$ref": "money.json#/definitions/money"}, **{"money.json": other})
+        == "STRUCT<`cents`: BIGINT>"
+    )
+    assert parse_single_column_type({"$ref": "whole.json"}, **{"whole.json": {"type": "number"}}) == "DOUBLE"
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,21 @@ JAVAS = [java for java in (find_default_java(), find_fast_java()) if java is not
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_temp_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
 
 
 @pytest.fixture(params=JAVAS, ids=lambda java: str(java.version[0]))
-def java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Java:
+def configured_java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Java:
     """Set JAVA_HOME to the Java on the path, and in a second case to the preferred Java if it is installed."""
     monkeypatch.setenv("JAVA_HOME", str(request.param.home))
     assert isinstance(request.param, Java)
     return request.param
 
 
-def write_archive(java: Java, content: bytes = b"") -> Path:
+def write_class_archive(java: Java, content: bytes = b"") -> Path:
     path = jvm_launch.class_archive_path(java)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -38,14 +38,14 @@ def write_archive(java: Java, content: bytes = b"") -> Path:
 
 
 def test_archive_path_depends_on_the_java_and_pyspark_version(
-    java: Java, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    configured_java: Java, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first = jvm_launch.class_archive_path(java)
-    assert first == jvm_launch.class_archive_path(java)
+    first = jvm_launch.class_archive_path(configured_java)
+    assert first == jvm_launch.class_archive_path(configured_java)
     monkeypatch.setattr(jvm_launch.metadata, "version", lambda name: "4.0.0")
-    assert jvm_launch.class_archive_path(java) != first
+    assert jvm_launch.class_archive_path(configured_java) != first
     monkeypatch.undo()
-    assert jvm_launch.class_archive_path(install_java(tmp_path / "other", None)) != first
+    assert jvm_launch.class_archive_path(create_fake_java(tmp_path / "other", None)) != first
 
 
 def test_java_shim_script_has_an_archive_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,11 +63,13 @@ def test_java_shim_script_has_an_archive_path(monkeypatch: pytest.MonkeyPatch, t
         assert "JAVA_HOME" not in os.environ
 
 
-def test_start_uses_the_archive_and_restores_the_environment(java: Java, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_uses_the_archive_and_restores_the_environment(
+    configured_java: Java, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with jvm_launch.use_class_archive():
         assert "SPARK_SUBMIT_OPTS" not in os.environ
-    option = "-XX:AOTCache" if java.version >= (25,) else "-XX:SharedArchiveFile"
-    archive = write_archive(java)
+    option = "-XX:AOTCache" if configured_java.version >= (25,) else "-XX:SharedArchiveFile"
+    archive = write_class_archive(configured_java)
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss2m")
     with jvm_launch.use_class_archive():
         assert os.environ["SPARK_SUBMIT_OPTS"].startswith(f"-Xss2m {option}={archive} -X")
@@ -81,20 +83,23 @@ def test_start_uses_the_archive_and_restores_the_environment(java: Java, monkeyp
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", bytes(100_000)])
-def test_jvm_ignores_an_invalid_archive_silently(java: Java, content: bytes) -> None:
-    directory = write_archive(java, content).parent
+def test_jvm_ignores_an_invalid_archive_silently(configured_java: Java, content: bytes) -> None:
+    directory = write_class_archive(configured_java, content).parent
     (directory / "Hello.java").write_text(
         "class Hello { public static void main(String[] a) { System.out.print(1); } }"
     )
     with jvm_launch.use_class_archive():
         options = os.environ["SPARK_SUBMIT_OPTS"].split()
         done = subprocess.run(
-            [java.home / "bin" / "java", *options, "Hello.java"], capture_output=True, text=True, cwd=directory
+            [configured_java.home / "bin" / "java", *options, "Hello.java"],
+            capture_output=True,
+            text=True,
+            cwd=directory,
         )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1", "")
 
 
-def install_java(home: Path, version: str | None) -> Java:
+def create_fake_java(home: Path, version: str | None) -> Java:
     """Create a directory that looks like an installed Java."""
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text("#!/bin/sh\n")
@@ -110,20 +115,20 @@ def test_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("slackwater.spark.sessions.jvm_launch._DIRECTORIES", (str(tmp_path / "jvm"),))
     monkeypatch.setattr("slackwater.spark.sessions.jvm_launch.metadata.version", lambda name: "4.2.0")
-    on_path = install_java(tmp_path / "path", "17.0.2")
+    on_path = create_fake_java(tmp_path / "path", "17.0.2")
     monkeypatch.setenv("PATH", f"{on_path.home / 'bin'}:{os.environ['PATH']}")
     assert (find_default_java(), find_fast_java()) == (on_path, None)
     for version in ("21.0.4", "25", "25.0.2", "25.0.3", "26.0.1", "17"):
-        install_java(tmp_path / "jvm" / version, version)
-    newest = install_java(tmp_path / "jvm" / "mac" / "Contents" / "Home", "25.0.10")
+        create_fake_java(tmp_path / "jvm" / version, version)
+    newest = create_fake_java(tmp_path / "jvm" / "mac" / "Contents" / "Home", "25.0.10")
     assert find_fast_java() == newest
     assert str(newest) == f"Java 25.0.10 in {newest.home}"
 
-    write_archive(on_path)
+    write_class_archive(on_path)
     with jvm_launch.use_class_archive():  # the preferred Java has no archive
         assert "JAVA_HOME" not in os.environ
         assert "-XX:SharedArchiveFile=" in os.environ["SPARK_SUBMIT_OPTS"]
-    write_archive(newest)
+    write_class_archive(newest)
     with jvm_launch.use_class_archive():
         assert os.environ["JAVA_HOME"] == str(newest.home)
         assert "-XX:AOTCache=" in os.environ["SPARK_SUBMIT_OPTS"]
@@ -142,7 +147,7 @@ def test_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
 
 
 def test_failed_archive_creation_is_reported_and_leaves_no_file(
-    java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configured_java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fails.py").write_text("import sys\nprint('line')\nsys.exit('it went wrong')\n")
     (tmp_path / "nothing.py").write_text("")
@@ -151,7 +156,7 @@ def test_failed_archive_creation_is_reported_and_leaves_no_file(
         StartError,
         match=r"^could not create the class archive for Spark \(it went wrong\); Spark will start without it$",
     ):
-        jvm_launch.make_class_archive(java, "fails")
+        jvm_launch.make_class_archive(configured_java, "fails")
     with pytest.raises(StartError, match="the JVM wrote no file"):
-        jvm_launch.make_class_archive(java, "nothing")
-    assert [p.name for p in jvm_launch.class_archive_path(java).parent.iterdir()] == []
+        jvm_launch.make_class_archive(configured_java, "nothing")
+    assert [p.name for p in jvm_launch.class_archive_path(configured_java).parent.iterdir()] == []

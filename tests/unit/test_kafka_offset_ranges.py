@@ -22,7 +22,7 @@ from slackwater.errors import EpochError
 
 
 @dataclass
-class Message:
+class FakeMessage:
     """A record, or an event if it has an error code."""
 
     place: tuple[str, int]
@@ -48,16 +48,16 @@ class FakeConsumer:
 
     records: Mapping[tuple[str, int], list[int]]  # the offsets that exist
     rng: random.Random
-    queues: dict[tuple[str, int], list[Message]] = field(default_factory=dict)
+    queues: dict[tuple[str, int], list[FakeMessage]] = field(default_factory=dict)
 
     def assign(self, places: list[Any]) -> None:
         for p in places:
             place = (p.topic, p.partition)
             offsets = self.records[place]
-            messages = [Message(place, n) for n in offsets if n >= p.offset]
+            messages = [FakeMessage(place, n) for n in offsets if n >= p.offset]
             self.queues[place] = [
                 *messages,
-                Message(place, max([*offsets, p.offset - 1]) + 3, KafkaError._PARTITION_EOF),
+                FakeMessage(place, max([*offsets, p.offset - 1]) + 3, KafkaError._PARTITION_EOF),
             ]
 
     def incremental_unassign(self, places: list[Any]) -> None:
@@ -65,8 +65,8 @@ class FakeConsumer:
             if self.rng.random() < 0.5:  # otherwise, records that were fetched before are still delivered
                 self.queues[p.topic, p.partition].clear()
 
-    def consume(self, most: int, timeout: float) -> list[Message]:
-        delivered: list[Message] = []
+    def consume(self, most: int, timeout: float) -> list[FakeMessage]:
+        delivered: list[FakeMessage] = []
         for place in self.rng.sample(sorted(self.queues), len(self.queues)):
             count = self.rng.randrange(5)
             delivered += self.queues[place][:count]
@@ -98,7 +98,7 @@ def test_every_record_of_an_offset_range_is_read_once(seed: int) -> None:
         assert [n for where, n in read if where == place] == [n for n in records[place] if r.since <= n < r.until]
 
 
-def scripted(*batches: list[Message]) -> Any:
+def scripted_consumer(*batches: list[FakeMessage]) -> Any:
     """Return a consumer that delivers these batches, and then nothing."""
 
     class Scripted:
@@ -106,57 +106,59 @@ def scripted(*batches: list[Message]) -> Any:
 
         def assign(self, places: list[Any]) -> None: ...
 
-        def consume(self, most: int, timeout: float) -> list[Message]:
+        def consume(self, most: int, timeout: float) -> list[FakeMessage]:
             return self.remaining.pop(0) if self.remaining else []
 
     return Scripted()
 
 
-def consume(*batches: list[Message]) -> list[int]:
+def read_offsets(*batches: list[FakeMessage]) -> list[int]:
     """Return the offsets that are read from ("t", 0), from 5 up to but not including 9."""
-    range_consumer = RangeConsumer(scripted(*batches), [OffsetRange("t", 0, 5, 9)])
+    range_consumer = RangeConsumer(scripted_consumer(*batches), [OffsetRange("t", 0, 5, 9)])
     return [int(offset) for records in range_consumer for offset in records.offsets]
 
 
-def message(number: int, code: int | None = None) -> Message:
-    return Message(("t", 0), number, code)
+def fake_message(number: int, code: int | None = None) -> FakeMessage:
+    return FakeMessage(("t", 0), number, code)
 
 
 def test_range_ends_at_a_later_record_or_the_end_of_the_partition() -> None:
-    assert consume([message(5), message(6)], [message(12)]) == [5, 6]
-    assert consume([message(5), message(9, KafkaError._PARTITION_EOF)]) == [5]
-    assert consume([message(5), message(6, KafkaError._PARTITION_EOF)], [message(6), message(8)]) == [5, 6, 8], (
-        "the end of a partition moves on"
-    )
+    assert read_offsets([fake_message(5), fake_message(6)], [fake_message(12)]) == [5, 6]
+    assert read_offsets([fake_message(5), fake_message(9, KafkaError._PARTITION_EOF)]) == [5]
+    assert read_offsets(
+        [fake_message(5), fake_message(6, KafkaError._PARTITION_EOF)], [fake_message(6), fake_message(8)]
+    ) == [5, 6, 8], "the end of a partition moves on"
 
 
 def test_deleted_records_fail_the_epoch() -> None:
     with pytest.raises(EpochError, match=r"t-0: records no longer exist .* on_data_loss"):
-        consume([message(5)], [message(6, KafkaError._AUTO_OFFSET_RESET)])
+        read_offsets([fake_message(5)], [fake_message(6, KafkaError._AUTO_OFFSET_RESET)])
 
 
-@pytest.mark.parametrize("again", [[message(5)], [message(7), message(6)], [message(6), message(6)]])
-def test_records_that_are_received_twice_fail_the_epoch(again: list[Message]) -> None:
+@pytest.mark.parametrize(
+    "again", [[fake_message(5)], [fake_message(7), fake_message(6)], [fake_message(6), fake_message(6)]]
+)
+def test_records_that_are_received_twice_fail_the_epoch(again: list[FakeMessage]) -> None:
     with pytest.raises(EpochError, match=r"records of t-0 were received twice, .* start again"):
-        consume([message(5)], again)
+        read_offsets([fake_message(5)], again)
 
 
 def test_consumer_errors_fail_the_epoch() -> None:
     with pytest.raises(EpochError, match="t-0: records cannot be read"):
-        consume([message(0, KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+        read_offsets([fake_message(0, KafkaError.TOPIC_AUTHORIZATION_FAILED)])
 
 
 def test_missing_records_fail_the_epoch_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_reader, "_QUIET_S", 0.0)
     with pytest.raises(EpochError, match="t-0: no record arrived for 0 s, expected records up to offset 8"):
-        consume([message(5)])
+        read_offsets([fake_message(5)])
 
 
 def test_slow_caller_does_not_trigger_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the time in which no record arrives counts, not the time for which Spark does not ask for more."""
     now = [0.0]
     monkeypatch.setattr(worker_reader.time, "monotonic", lambda: now[0])
-    consumer = RangeConsumer(scripted([message(5)], [], [message(8)]), [OffsetRange("t", 0, 5, 9)])
+    consumer = RangeConsumer(scripted_consumer([fake_message(5)], [], [fake_message(8)]), [OffsetRange("t", 0, 5, 9)])
     offsets = []
     for records in consumer:
         offsets += records.offsets.tolist()

@@ -10,9 +10,9 @@ from urllib.request import urlopen
 
 import pytest
 from prometheus_client import generate_latest
-from tests.laws.generators.fixed_graphs import counting_stage
+from tests.laws.generators.fixed_stage_graph_runs import counting_stage
 from tests.support.command import GOOD
-from tests.support.statuses import COUNTERS, STATUS
+from tests.support.example_statuses_and_metrics import COUNTERS, STATUS
 
 import slackwater as sw
 from slackwater.config.toml import loads
@@ -23,7 +23,7 @@ from slackwater.testing.local_pipeline import LocalPipeline
 from slackwater.web.server import HttpServer
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
+def parse_samples(metrics: Metrics) -> dict[str, float]:
     """Map each exposed `name{labels}` to its value."""
     lines = generate_latest(metrics.registry).decode().splitlines()
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
@@ -33,7 +33,7 @@ def exposed_samples(*statuses: Status) -> dict[str, float]:
     metrics = Metrics()
     for status in statuses:
         metrics.update(status)
-    return samples(metrics)
+    return parse_samples(metrics)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_source_without_a_watermark_has_no_series() -> None:
     assert not [s for s in exposed_samples(STATUS) if 'source="app"' in s]
 
 
-def test_tumbling_windows_have_no_cap_series() -> None:
+def test_tumbling_windows_have_no_emitted_series_with_reason_cap() -> None:
     series = exposed_samples(replace(STATUS, window_kind="tumbling", reasons=("close", "flush"), counters=Counters()))
     assert not [s for s in series if 'reason="cap"' in s]
     assert series['slackwater_streaming_windows_emitted_total{kind="tumbling",pipeline="clicks",reason="close"}'] == 0
@@ -116,14 +116,14 @@ def test_pending_epoch_is_exposed_before_the_first_status() -> None:
     metrics = Metrics(clock=lambda: now)
     name = 'slackwater_streaming_unpublished_seconds{pipeline="user-sessions"}'
     metrics.on_start(loads(GOOD, "p.toml", {}))
-    assert samples(metrics)[name] == 0
-    assert samples(metrics)['slackwater_streaming_started_seconds{pipeline="user-sessions"}'] == 1000
+    assert parse_samples(metrics)[name] == 0
+    assert parse_samples(metrics)['slackwater_streaming_started_seconds{pipeline="user-sessions"}'] == 1000
     metrics.on_pending(PendingPublish(7, 900_000_000))
-    assert samples(metrics)[name] == 100
+    assert parse_samples(metrics)[name] == 100
     now = 1060.0
-    assert samples(metrics)[name] == 160
+    assert parse_samples(metrics)[name] == 160
     metrics.on_pending(None)
-    assert samples(metrics)[name] == 0
+    assert parse_samples(metrics)[name] == 0
 
 
 def test_series_of_two_pipelines_are_separate() -> None:
@@ -133,7 +133,7 @@ def test_series_of_two_pipelines_are_separate() -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[HttpServer]:
+def metrics_server() -> Iterator[HttpServer]:
     metrics = Metrics()
     metrics.update(STATUS)
     server = serve_metrics(metrics, 0)
@@ -141,9 +141,9 @@ def served() -> Iterator[HttpServer]:
     server.stop()
 
 
-def test_metrics_server_listens_on_loopback_by_default(served: HttpServer) -> None:
-    assert served.address == "127.0.0.1"
-    with urlopen(f"http://127.0.0.1:{served.port}/metrics") as answer:
+def test_metrics_server_listens_on_loopback_by_default(metrics_server: HttpServer) -> None:
+    assert metrics_server.address == "127.0.0.1"
+    with urlopen(f"http://127.0.0.1:{metrics_server.port}/metrics") as answer:
         assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in answer.read().decode()
 
 
@@ -153,12 +153,12 @@ def test_metrics_server_listens_on_the_configured_address() -> None:
     server.stop()
 
 
-def test_port_in_use_is_reported_in_one_line(served: HttpServer) -> None:
+def test_port_in_use_is_reported_in_one_line(metrics_server: HttpServer) -> None:
     with pytest.raises(
         StartError,
-        match=rf"^metrics cannot be served on 127\.0\.0\.1:{served.port} \(Address already in use\); choose another --metrics-port$",
+        match=rf"^metrics cannot be served on 127\.0\.0\.1:{metrics_server.port} \(Address already in use\); choose another --metrics-port$",
     ):
-        serve_metrics(Metrics(), served.port)
+        serve_metrics(Metrics(), metrics_server.port)
 
 
 def test_stop_closes_the_metrics_port() -> None:
@@ -179,7 +179,7 @@ def test_late_rows_are_counted_by_the_lateness_they_needed() -> None:
     assert series == {"0.125": 3, "0.5": 3, "1.0": 20, "131072.0": 20, "+Inf": 25}
 
 
-def two_targets() -> sw.Pipeline:
+def two_target_pipeline() -> sw.Pipeline:
     """Build the pipeline a ─▶ w ─▶ target "w" with the branch w ─▶ x ─▶ target "x"."""
     return sw.pipeline(
         name="law",
@@ -195,16 +195,16 @@ def test_each_stage_and_target_has_metrics_during_a_target_outage() -> None:
     """While one target is unavailable, the metrics show published rows, waiting rows and failures of each target."""
     now = 0.0
     metrics = Metrics(clock=lambda: now)
-    metrics.on_start(two_targets())
+    metrics.on_start(two_target_pipeline())
 
     def values_by_label(name: str, label: str) -> dict[str, float]:
         values = {}
-        for series, value in samples(metrics).items():
+        for series, value in parse_samples(metrics).items():
             if series.startswith(f"slackwater_streaming_{name}{{"):
                 values[re.search(f'{label}="([^"]*)"', series)[1]] = value  # type: ignore[index]
         return values
 
-    with LocalPipeline(two_targets(), {"k": "string", "v": "bigint"}, capture_losses=False) as test:
+    with LocalPipeline(two_target_pipeline(), {"k": "string", "v": "bigint"}, capture_losses=False) as test:
 
         def pipe(first: int) -> None:
             hooks = test._driver.hooks
@@ -280,7 +280,7 @@ def test_downstream_join_exposes_buffered_rows_per_side() -> None:
             ),
         ),
     ]
-    one = two_targets()
+    one = two_target_pipeline()
     pipeline = sw.pipeline(
         name="law",
         sources=one.sources,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from openlineage.client import event_v2
 from tests.support.command import GOOD
-from tests.support.post_receiver import PostReceiver
-from tests.support.script import RowsInput, build_pipeline, run_local
+from tests.support.http_post_recorder import HttpPostRecorder
+from tests.support.local_pipeline_script import MicroBatch, build_pipeline, run_local_script
 
 from slackwater import observe, secret_masking
 from slackwater.config.pipeline import Pipeline
@@ -44,7 +44,7 @@ Event = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def reset_lineage_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)  # a directory without openlineage.yml
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("slackwater.observe.openlineage.PAUSE_SECONDS", 0.0)
@@ -61,7 +61,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Event]]:
+def read_file_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Event]]:
     """Return a function that reads the events of the file transport."""
     path = tmp_path / "events.json"
     config = {"transport": {"type": "file", "log_file_path": str(path), "append": True}}
@@ -75,14 +75,14 @@ def log_lines() -> list[str]:
     return []
 
 
-def lineage(log_lines: list[str], pipeline: Pipeline | None = None) -> Any:
+def start_lineage_observer(log_lines: list[str], pipeline: Pipeline | None = None) -> Any:
     observer = observe.open_lineage(lambda level, line: log_lines.append(f"{level}: {line}"))
-    observer.on_start(pipeline or stored_pipeline())
+    observer.on_start(pipeline or files_pipeline())
     observer.on_schema(COLUMNS)
     return observer
 
 
-def stored_pipeline() -> Pipeline:
+def files_pipeline() -> Pipeline:
     pipeline = build_pipeline(WINDOW, ["a"])
     connections = loads(GOOD, "p.toml", {}).connections
     source = Source(
@@ -98,23 +98,23 @@ def stored_pipeline() -> Pipeline:
     )
 
 
-def statuses() -> list[Status]:
-    script = [RowsInput({"a": [{"ts": t + i, "k": "x"} for i in range(3)]}) for t in (0, 5_000_000, 90_000_000)]
-    return run_local(WINDOW, script, schema={"k": "string"}, sources=("a",)).statuses
+def collect_run_statuses() -> list[Status]:
+    script = [MicroBatch({"a": [{"ts": t + i, "k": "x"} for i in range(3)]}) for t in (0, 5_000_000, 90_000_000)]
+    return run_local_script(WINDOW, script, schema={"k": "string"}, sources=("a",)).statuses
 
 
-def rows(sent: list[Event], side: str, which: int = 0) -> int:
+def count_reported_rows(sent: list[Event], side: str, which: int = 0) -> int:
     kind = side.removesuffix("s")
     parts = [e[side][which][f"{kind}Facets"].get(f"{kind}Statistics", {}) for e in sent if e[side]]
     return sum(p.get("rowCount", 0) for p in parts)
 
 
-def test_a_run_is_reported_from_its_start_to_its_end(events: Any, log_lines: list[str]) -> None:
-    observer, run_statuses = lineage(log_lines), statuses()
+def test_a_run_is_reported_from_its_start_to_its_end(read_file_events: Any, log_lines: list[str]) -> None:
+    observer, run_statuses = start_lineage_observer(log_lines), collect_run_statuses()
     for status in run_statuses:
         observer.on_commit(status)
     observer.on_end(None)
-    sent = events()
+    sent = read_file_events()
     states = [e["eventType"] for e in sent]
     assert (states[0], states[-1]) == ("START", "COMPLETE")
     assert set(states[1:-1]) == {"RUNNING"}
@@ -122,8 +122,8 @@ def test_a_run_is_reported_from_its_start_to_its_end(events: Any, log_lines: lis
     assert {(e["job"]["namespace"], e["job"]["name"]) for e in sent} == {("slackwater", run_statuses[0].pipeline)}
     assert sent[-1]["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
     assert [e["eventTime"] for e in sent] == sorted(e["eventTime"] for e in sent)
-    assert rows(sent, "inputs") == 9 == run_statuses[-1].counters.rows_in
-    assert rows(sent, "outputs") == run_statuses[-1].counters.rows_emitted > 0
+    assert count_reported_rows(sent, "inputs") == 9 == run_statuses[-1].counters.rows_in
+    assert count_reported_rows(sent, "outputs") == run_statuses[-1].counters.rows_emitted > 0
     assert [(d["namespace"], d["name"]) for d in sent[-1]["inputs"]] == [("file", "/data/in")]
     assert [(d["namespace"], d["name"]) for d in sent[-1]["outputs"]] == [
         ("file", "/data/out"),
@@ -131,11 +131,11 @@ def test_a_run_is_reported_from_its_start_to_its_end(events: Any, log_lines: lis
     ]
 
 
-def test_schema_facets_list_the_columns_read_and_written(events: Any, log_lines: list[str]) -> None:
-    observer = lineage(log_lines)
-    observer.on_commit(statuses()[0])
+def test_schema_facets_list_the_columns_read_and_written(read_file_events: Any, log_lines: list[str]) -> None:
+    observer = start_lineage_observer(log_lines)
+    observer.on_commit(collect_run_statuses()[0])
     observer.on_end(None)
-    last = events()[-1]
+    last = read_file_events()[-1]
     shown = [
         [(f["name"], f["type"]) for f in d["facets"]["schema"]["fields"]] for d in [*last["inputs"], *last["outputs"]]
     ]
@@ -146,46 +146,46 @@ def test_schema_facets_list_the_columns_read_and_written(events: Any, log_lines:
     ]
 
 
-def test_every_commit_is_in_exactly_one_event(events: Any, log_lines: list[str]) -> None:
-    observer, run_statuses = lineage(log_lines), statuses()
+def test_every_commit_is_in_exactly_one_event(read_file_events: Any, log_lines: list[str]) -> None:
+    observer, run_statuses = start_lineage_observer(log_lines), collect_run_statuses()
     for status in run_statuses:
         observer.on_commit(status)
     observer.on_end(None)
-    spans = [e["run"]["facets"]["slackwater_commits"] for e in events() if e["eventType"] == "RUNNING"]
+    spans = [e["run"]["facets"]["slackwater_commits"] for e in read_file_events() if e["eventType"] == "RUNNING"]
     covered = Counter(n for s in spans for n in range(s["firstEpoch"], s["lastEpoch"] + 1))
     assert covered == Counter(s.epoch for s in run_statuses)
     assert spans[-1]["watermark"] == run_statuses[-1].watermark_us
 
 
-def test_restarted_run_reports_only_its_own_rows(events: Any, log_lines: list[str]) -> None:
+def test_restarted_run_reports_only_its_own_rows(read_file_events: Any, log_lines: list[str]) -> None:
     """The counters of the state continue, but a run reports only its own rows."""
-    first = statuses()
-    observer = lineage(log_lines)
+    first = collect_run_statuses()
+    observer = start_lineage_observer(log_lines)
     observer.on_commit(replace(first[1], phases={}, emitted=0))  # the status that a start reports for an existing state
     for status in first[2:]:
         observer.on_commit(status)
     observer.on_end(None)
-    assert rows(events(), "inputs") == 3
+    assert count_reported_rows(read_file_events(), "inputs") == 3
 
 
-def test_failure_event_masks_secrets_in_its_message(events: Any, log_lines: list[str]) -> None:
+def test_failure_event_masks_secrets_in_its_message(read_file_events: Any, log_lines: list[str]) -> None:
     secret_masking.remember_secret("hunter-22-hunter")
-    observer = lineage(log_lines)
+    observer = start_lineage_observer(log_lines)
     observer.on_end(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
-    last = events()[-1]
+    last = read_file_events()[-1]
     assert last["eventType"] == "FAIL"
     error = last["run"]["facets"]["errorMessage"]
     assert error["message"] == "clicks: epoch 3 was not committed: no login with ***"
     assert "stackTrace" not in error
 
 
-def test_events_conform_to_the_openlineage_specification(events: Any, log_lines: list[str]) -> None:
+def test_events_conform_to_the_openlineage_specification(read_file_events: Any, log_lines: list[str]) -> None:
     """The client's classes implement the specification. They accept all events, and every facet names its schema."""
-    observer = lineage(log_lines)
-    for status in statuses():
+    observer = start_lineage_observer(log_lines)
+    for status in collect_run_statuses():
         observer.on_commit(status)
     observer.on_end(StartError("no"))
-    for e in events():
+    for e in read_file_events():
         assert e["schemaURL"] == "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
         assert e["producer"].startswith("urn:slackwater:")
         event_v2.RunEvent(
@@ -202,56 +202,58 @@ def test_events_conform_to_the_openlineage_specification(events: Any, log_lines:
         assert all(f["_producer"] and f["_schemaURL"] for f in facets)
 
 
-class Receiver(PostReceiver):
+class LineageReceiver(HttpPostRecorder):
     """A lineage backend that stores the events it accepts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.events = list[Event]()
 
-    def taken(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
+    def record_request(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
         if self.status == 200:
             self.events.append({**json.loads(body), "path": path, "auth": headers.get("Authorization")})
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    server = Receiver()
+def lineage_receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[LineageReceiver]:
+    server = LineageReceiver()
     monkeypatch.setenv("OPENLINEAGE_URL", server.url)
-    with server.serving():
+    with server.serve_in_background():
         yield server
 
 
 def test_the_environment_variables_of_openlineage_are_used(
-    receiver: Receiver, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+    lineage_receiver: LineageReceiver, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "sesame-open-42")
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
-    observer = lineage(log_lines)
+    observer = start_lineage_observer(log_lines)
     observer.on_end(None)
-    assert [e["eventType"] for e in receiver.events] == ["START", "COMPLETE"]
-    assert {e["path"] for e in receiver.events} == {"/api/v1/lineage"}
-    assert {e["auth"] for e in receiver.events} == {"Bearer sesame-open-42"}
-    assert {e["job"]["namespace"] for e in receiver.events} == {"shop"}
+    assert [e["eventType"] for e in lineage_receiver.events] == ["START", "COMPLETE"]
+    assert {e["path"] for e in lineage_receiver.events} == {"/api/v1/lineage"}
+    assert {e["auth"] for e in lineage_receiver.events} == {"Bearer sesame-open-42"}
+    assert {e["job"]["namespace"] for e in lineage_receiver.events} == {"shop"}
     assert secret_masking.mask_secrets("with sesame-open-42") == "with ***"
     assert len(log_lines) == 1
 
 
-def test_unsent_events_are_sent_later_and_reported_once(receiver: Receiver, log_lines: list[str]) -> None:
-    receiver.status = 400
-    observer, run_statuses = lineage(log_lines), statuses()
+def test_unsent_events_are_sent_later_and_reported_once(
+    lineage_receiver: LineageReceiver, log_lines: list[str]
+) -> None:
+    lineage_receiver.status = 400
+    observer, run_statuses = start_lineage_observer(log_lines), collect_run_statuses()
     for status in run_statuses[:-1]:
         observer.on_commit(status)
-        receiver.wait(2)
-    receiver.status = 200
-    receiver.wait(2)
+        lineage_receiver.wait_for_requests(2)
+    lineage_receiver.status = 200
+    lineage_receiver.wait_for_requests(2)
     observer.on_commit(run_statuses[-1])
     observer.on_end(None)
-    sent = receiver.events
+    sent = lineage_receiver.events
     assert [e["eventType"] for e in sent if e["eventType"] != "RUNNING"] == ["START", "COMPLETE"]
     assert sent[0]["eventType"] == "START"
-    assert rows(sent, "inputs") == run_statuses[-1].counters.rows_in
-    assert rows(sent, "outputs") == run_statuses[-1].counters.rows_emitted
+    assert count_reported_rows(sent, "inputs") == run_statuses[-1].counters.rows_in
+    assert count_reported_rows(sent, "outputs") == run_statuses[-1].counters.rows_emitted
     assert [line.partition(":")[0] for line in log_lines[1:]] == ["warning", "info"]
     assert "400 Client Error" in log_lines[1]
     assert log_lines[2].endswith(" works again")
@@ -273,8 +275,8 @@ def test_an_unreachable_backend_does_not_stop_a_run(
 
     observer._outage.record_failure = noted
     monkeypatch.setattr("slackwater.observe.openlineage.AWAY_SECONDS", 0.2)
-    observer.on_start(stored_pipeline())
-    for status in statuses():
+    observer.on_start(files_pipeline())
+    for status in collect_run_statuses():
         observer.on_commit(status)
     assert failed.wait(60)
     observer.on_end(None)
@@ -291,7 +293,7 @@ def test_start_without_a_transport_is_refused() -> None:
         observe.open_lineage()
 
 
-def test_invalid_client_configuration_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_client_configuration_is_reported_with_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("openlineage.yml").write_text('{"transport": {"type": "file"}}')
     with pytest.raises(StartError, match=r"^--openlineage: the client configuration is invalid: .*log_file_path"):
         observe.open_lineage()

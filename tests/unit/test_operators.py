@@ -15,9 +15,9 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark import cloudpickle
-from tests.support.nth_row_operator import NthOfKey
-from tests.support.reminders import Reminders
-from tests.support.script import build_pipeline
+from tests.support.keyed_functions import Reminders
+from tests.support.local_pipeline_script import build_pipeline
+from tests.support.nth_row_operator import NthRowOperator
 
 import slackwater
 import slackwater as sw
@@ -53,7 +53,7 @@ FIELDS = {"u": Field("u", "string")}
 COUNT = [sw.Aggregation(agg="count", as_="n")]
 
 
-def window(kind: str, **more: Any) -> Any:
+def window_operator(kind: str, **more: Any) -> Any:
     shape: dict[str, Any] = {"duration_ms": 10}
     if kind == "session":
         shape = {"gap_ms": 5, "max_session_duration_ms": 100}
@@ -63,28 +63,28 @@ def window(kind: str, **more: Any) -> Any:
     return compile_window(build_pipeline(sw.Window(kind=kind, **settings), ["a"]), FIELDS)
 
 
-def join() -> IntervalJoinOperator:
+def join_operator() -> IntervalJoinOperator:
     spec = sw.Join(
         kind="left", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=10
     )  # fmt: skip
     return compile_join(build_pipeline(spec, ["a", "b"]), (FIELDS, FIELDS))
 
 
-def dedup(keep: str = "first") -> DedupOperator:
+def dedup_operator(keep: str = "first") -> DedupOperator:
     step = sw.Dedup(keys=["u"], keep=keep, within="10s")
     operator = compile_step(build_pipeline(step, ["a"]), {"a": FIELDS | {"v": Field("v", "bigint")}})
     assert isinstance(operator, DedupOperator)
     return operator
 
 
-def keyed() -> UserKeyedOperator:
+def keyed_operator() -> UserKeyedOperator:
     step = sw.Keyed(class_=Reminders, keys=["user"], options={"every": 5})
     operator = compile_step(build_pipeline(step, ["a"]), {"a": {"user": Field("user", "string")}})
     assert isinstance(operator, UserKeyedOperator)
     return operator
 
 
-def rows() -> StatelessOperator:
+def stateless_operator() -> StatelessOperator:
     described = sw.Pipeline(
         name="p",
         sources=[sw.Source(name="a", dataframe=object())],
@@ -95,13 +95,13 @@ def rows() -> StatelessOperator:
 
 
 EVERY: dict[str, tuple[Callable[[], Operator], type]] = {
-    "tumbling": (lambda: window("tumbling"), PaneWindowOperator),
-    "hopping": (lambda: window("hopping"), PaneWindowOperator),
-    "session": (lambda: window("session"), SessionWindowOperator),
-    "join": (join, IntervalJoinOperator),
-    "rows": (rows, StatelessOperator),
-    "dedup": (dedup, DedupOperator),
-    "keyed": (keyed, UserKeyedOperator),
+    "tumbling": (lambda: window_operator("tumbling"), PaneWindowOperator),
+    "hopping": (lambda: window_operator("hopping"), PaneWindowOperator),
+    "session": (lambda: window_operator("session"), SessionWindowOperator),
+    "join": (join_operator, IntervalJoinOperator),
+    "rows": (stateless_operator, StatelessOperator),
+    "dedup": (dedup_operator, DedupOperator),
+    "keyed": (keyed_operator, UserKeyedOperator),
 }
 
 
@@ -123,25 +123,25 @@ def test_operator_is_frozen_and_picklable(kind: str) -> None:
 _OPENED = list[int]()
 
 
-def _unpickle(shard: int) -> PickleAwareShard:
+def _unpickle_shard(shard: int) -> UnpickleRecordingShard:
     _OPENED.append(shard)
-    return PickleAwareShard(shard)
+    return UnpickleRecordingShard(shard)
 
 
 @dataclass(frozen=True)
-class PickleAwareShard:
+class UnpickleRecordingShard:
     """State of a shard that records when it is unpickled."""
 
     shard: int
 
     def __reduce__(self) -> Any:
-        return _unpickle, (self.shard,)
+        return _unpickle_shard, (self.shard,)
 
 
 def test_worker_unpickles_only_the_task_of_its_shard() -> None:
     """Every worker receives the tasks of all shards. Unpickling all of them would make an epoch quadratic."""
-    operator = window("session")
-    tasks = [ShardTask(operator, PickleAwareShard(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
+    operator = window_operator("session")
+    tasks = [ShardTask(operator, UnpickleRecordingShard(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
     sent = pickle.loads(cloudpickle.dumps(PackedTasks.pack(tasks)))  # type: ignore[no-untyped-call]
     assert _OPENED == []
     assert sent.task(1) == tasks[1]
@@ -149,17 +149,19 @@ def test_worker_unpickles_only_the_task_of_its_shard() -> None:
 
 
 def test_operators_define_identity_and_retraction_columns() -> None:
-    assert (window("tumbling").identity, window("tumbling").retraction) == (("u", "window_start"),) * 2
-    assert window("session").retraction == ("u", "window_start", "session_id")
-    assert (join().identity, join().retraction) == (None, ())
-    assert (rows().identity, rows().retraction) == (None, ())
+    assert (window_operator("tumbling").identity, window_operator("tumbling").retraction) == (
+        ("u", "window_start"),
+    ) * 2
+    assert window_operator("session").retraction == ("u", "window_start", "session_id")
+    assert (join_operator().identity, join_operator().retraction) == (None, ())
+    assert (stateless_operator().identity, stateless_operator().retraction) == (None, ())
 
 
 # -- counts and segments in the commit ---------------------------------------------------------------------------------
 
 
 def test_pane_operator_counts_groups_of_panes_that_a_window_needs() -> None:
-    operator, none = window("hopping"), StageCounts((0, 0), (0, 0))
+    operator, none = window_operator("hopping"), StageCounts((0, 0), (0, 0))
     reports = [
         IngestReport(shard=0, segments=(), new_groups={0: 2}),
         IngestReport(shard=1, segments=(), new_groups={0: 1, 5000: 4}),
@@ -171,7 +173,7 @@ def test_pane_operator_counts_groups_of_panes_that_a_window_needs() -> None:
 
 
 def test_session_operator_counts_keys_and_intervals_per_shard() -> None:
-    operator = window("session")
+    operator = window_operator("session")
     after = operator.counts_after_ingest(
         StageCounts((1, 0), (1, 0)), [IngestReport(shard=1, segments=(), groups=2, windows=3)]
     )
@@ -181,7 +183,7 @@ def test_session_operator_counts_keys_and_intervals_per_shard() -> None:
 
 
 def test_join_counts_buffered_late_and_unmatched_rows_by_side() -> None:
-    operator = join()
+    operator = join_operator()
     sides = (SideReport(buffered=2, late=1), SideReport(buffered=1))
     after = operator.counts_after_ingest(StageCounts((0,), (0,)), [IngestReport(shard=0, segments=(), sides=sides)])
     after = operator.counts_after_emit(after, [EmitReport(shard=0, segments=(), unmatched=(2, 0))], 0)
@@ -192,13 +194,18 @@ def test_join_counts_buffered_late_and_unmatched_rows_by_side() -> None:
     assert operator.count_open_groups(after) == (0, 0)
 
 
-def meta(name: str, dead: int) -> SegmentMetadata:
+def segment_metadata(name: str, dead: int) -> SegmentMetadata:
     return SegmentMetadata(file=name, rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=dead)
 
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_expired_segments_are_removed_without_uncovering_older_rows(kind: str) -> None:
-    metas = (meta("segments/a", 1), meta("segments/b", 9), meta("segments/c", 1), meta("", 1))
+    metas = (
+        segment_metadata("segments/a", 1),
+        segment_metadata("segments/b", 9),
+        segment_metadata("segments/c", 1),
+        segment_metadata("", 1),
+    )
     live = EVERY[kind][0]().live_segments(metas, 5)
     files = [m.file for m in live]
     expected = {"join": ["segments/b", ""], "rows": []}
@@ -206,7 +213,7 @@ def test_expired_segments_are_removed_without_uncovering_older_rows(kind: str) -
 
 
 def test_group_limit_is_checked_by_an_exact_count_if_windows_overlap() -> None:
-    operator, counted = window("hopping"), list[object]()
+    operator, counted = window_operator("hopping"), list[object]()
     figures = StageCounts((0,), (0,), {0: (2,), 5000: (2,)})  # four groups at 0, unless the panes share keys
 
     def recount(question: Any) -> dict[int, int]:
@@ -218,17 +225,19 @@ def test_group_limit_is_checked_by_an_exact_count_if_windows_overlap() -> None:
     with pytest.raises(LimitExceededError, match=r"has 4 groups, but max_groups_per_window is 3"):
         operator.check_group_limit(figures, -(1 << 62), lambda question: {0: 4})
     with pytest.raises(LimitExceededError, match=r"4 keys have open sessions, but max_groups_per_window is 3"):
-        window("session").check_group_limit(StageCounts((2, 2), (2, 2)), 0, recount)
-    window("session", on_state_cap="drop_new_groups").check_group_limit(StageCounts((2, 2), (2, 2)), 0, recount)
-    assert window("session", on_state_cap="drop_new_groups").group_limit == 3
-    assert (window("session").group_limit, join().group_limit) == (None, None)
+        window_operator("session").check_group_limit(StageCounts((2, 2), (2, 2)), 0, recount)
+    window_operator("session", on_state_cap="drop_new_groups").check_group_limit(
+        StageCounts((2, 2), (2, 2)), 0, recount
+    )
+    assert window_operator("session", on_state_cap="drop_new_groups").group_limit == 3
+    assert (window_operator("session").group_limit, join_operator().group_limit) == (None, None)
     assert len(counted) == 1, "sessions are counted by the commit"
 
 
 # -- dispatch in the packages ------------------------------------------------------------------------------------------
 
 
-def questions() -> Iterator[tuple[str, Any]]:
+def find_dispatch_functions() -> Iterator[tuple[str, Any]]:
     """Yield every function that dispatches on the class of an operator, of stage logic or of a connection."""
     for module_info in pkgutil.walk_packages(slackwater.__path__, "slackwater."):
         module = importlib.import_module(module_info.name)
@@ -248,7 +257,7 @@ PRINTED = (
 )  # both dispatch on the class of a value that Python code returns
 
 
-def is_about_systems(question: Any) -> bool:
+def dispatches_on_connections(question: Any) -> bool:
     return any(issubclass(cls, Connection) for cls in question.registry)
 
 
@@ -261,8 +270,8 @@ class UnregisteredOperator:
 def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
     """A function handles all operators, only stateful ones, only windows or only joins, and refuses other classes."""
     answers: dict[str, set[str]] = {}
-    for name, question in questions():
-        if is_about_systems(question):
+    for name, question in find_dispatch_functions():
+        if dispatches_on_connections(question):
             continue
         bare = question.dispatch(object)
         every = [cls for one in OPERATOR_TYPES for cls in one.operators if not issubclass(cls, KeyedOperator)]
@@ -296,10 +305,12 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
         pass
 
     answered = {
-        name.removeprefix("slackwater.") for name, q in questions() if q.dispatch(New) is not q.dispatch(object)
+        name.removeprefix("slackwater.")
+        for name, q in find_dispatch_functions()
+        if q.dispatch(New) is not q.dispatch(object)
     }
     assert answered == {
-        "evolution.state_migration.continue_state",
+        "evolution.state_migration.operator_for_state",
         "operators.unstorable_rows.storable_event_times",
         "spark.operator_input.worker_aggregations",
         "spark.operator_input.lift_rows",
@@ -318,14 +329,14 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
 def test_keyed_operator_is_handled_wherever_all_other_operators_are() -> None:
     """A new keyed operator needs no registration. Only functions about late rows, windows or sides do not handle it."""
     every = [cls for one in OPERATOR_TYPES for cls in one.operators]
-    for name, question in questions():
+    for name, question in find_dispatch_functions():
         bare = question.dispatch(object)
-        if not is_about_systems(question) and all(question.dispatch(cls) is not bare for cls in every):
-            assert question.dispatch(NthOfKey) is not bare, name
+        if not dispatches_on_connections(question) and all(question.dispatch(cls) is not bare for cls in every):
+            assert question.dispatch(NthRowOperator) is not bare, name
 
 
 def test_stateless_operator_never_has_late_or_due_rows() -> None:
-    none, immediate = StageCounts((2, 3), (0, 0)), rows()
+    none, immediate = StageCounts((2, 3), (0, 0)), stateless_operator()
     task = ShardTask(immediate, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
     assert not immediate.may_be_due((), 0, 1 << 60, True)
     assert not immediate.is_due(task)
@@ -336,7 +347,7 @@ def test_stateless_operator_never_has_late_or_due_rows() -> None:
 
 
 def test_keyed_operator_without_timers_is_never_due_and_accepts_late_rows() -> None:
-    operator = NthOfKey("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
+    operator = NthRowOperator("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
     counts = StageCounts((2, 3), (2, 3))
     assert (operator.state_text(counts), operator.count_open_groups(counts)) == ("5 keys kept", (0, 5))
     assert operator.late_threshold(1 << 60) < -(1 << 60)
@@ -353,14 +364,14 @@ def test_timer_is_due_in_exactly_one_advance_of_the_watermark() -> None:
     watermark    0 ─── 4 ─── 5 ─── 9 ─── 1 << 61
     due             no    5     9     nothing more
     """
-    operator = dedup("last")
+    operator = dedup_operator("last")
     rows_of_state = pl.DataFrame({"__kind": [0, 0], "__due": [5, 9]}, schema_overrides={"__kind": pl.Int8})
     stats = operator.stats(rows_of_state)
     assert stats == (5, 9, 9, 9)
     segment = SegmentMetadata(file="segments/a", rows=2, bytes=1, **stats._asdict())
     steps = [(0, 4), (4, 5), (5, 9), (9, 1 << 61)]
     assert [operator.may_be_due((segment,), *step, early=False) for step in steps] == [False, True, True, False]
-    assert (operator.watermark_hold_us(50_000_000, ()), dedup("first").watermark_hold_us(50_000_000, ())) == (
+    assert (operator.watermark_hold_us(50_000_000, ()), dedup_operator("first").watermark_hold_us(50_000_000, ())) == (
         40_000_000,
         50_000_000,
     )
@@ -387,7 +398,7 @@ def test_an_operator_is_rebuilt_from_its_state(kind: str) -> None:
     assert (again.fingerprint, again.emission) == (operator.fingerprint, operator.emission)
 
 
-def test_every_registered_operator_is_covered_by_these_tests() -> None:
+def test_operator_tests_cover_every_registered_operator() -> None:
     assert {cls for one in OPERATOR_TYPES for cls in one.operators} == {cls for _, cls in EVERY.values()}
     assert {one.step for one in OPERATOR_TYPES} == {*Transform.STEPS.values(), type(ROWS)}
     kinds = [kind for one in OPERATOR_TYPES for kind in one.kinds]
@@ -396,11 +407,11 @@ def test_every_registered_operator_is_covered_by_these_tests() -> None:
 
 def test_no_function_dispatches_on_the_class_of_a_connection() -> None:
     """User packages cannot register in such a function. Connectors implement `ConnectorDescription` and `Connector`."""
-    assert [name for name, question in questions() if is_about_systems(question)] == []
+    assert [name for name, question in find_dispatch_functions() if dispatches_on_connections(question)] == []
 
 
-def test_an_unregistered_type_is_an_error_in_every_package() -> None:
-    for name, question in questions():
+def test_every_package_raises_an_error_for_an_unregistered_operator() -> None:
+    for name, question in find_dispatch_functions():
         bare = question.dispatch(object)
         package = ".".join(name.split(".")[:3])
         with pytest.raises(TypeError, match=rf"{package}\S* is not registered for UnregisteredOperator"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.states import driver_of, target_of
+from tests.support.single_stage_components import build_single_stage_driver, build_single_stage_target
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -29,7 +29,7 @@ from slackwater.testing.rows_without_spark import PolarsRowPreparer
 S = 1_000_000
 
 
-def config(home: Path) -> Path:
+def write_outbox_config(home: Path) -> Path:
     file = home / "p.toml"
     file.write_text(
         f"""
@@ -65,17 +65,17 @@ path = "{home}/state"
     return file
 
 
-def start_driver(file: Path) -> EpochDriver:
+def start_epoch_driver(file: Path) -> EpochDriver:
     pipeline = toml.load(file)
     logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
     store = create_store(pipeline)
     latest, state = store.open(), "00ff00ff00ff00ff"
     parts = (
-        target_of(pipeline, logic, state),
+        build_single_stage_target(pipeline, logic, state),
         LocalEngine(PolarsRowPreparer(logic, ["a"])),
         DriverCallbacks(lambda: 4 * 10**15),
     )
-    driver = driver_of(pipeline, logic, store, *parts, create_dead_letter_writer(pipeline, state))
+    driver = build_single_stage_driver(pipeline, logic, store, *parts, create_dead_letter_writer(pipeline, state))
     try:
         driver.start(latest, 1, {}, state)
     except BaseException:
@@ -84,12 +84,12 @@ def start_driver(file: Path) -> EpochDriver:
     return driver
 
 
-def epoch(driver: EpochDriver, *rows: tuple[int, str]) -> None:
+def run_epoch(driver: EpochDriver, *rows: tuple[int, str]) -> None:
     frame = pl.DataFrame(rows, schema={"ts": pl.Int64, "k": pl.String}, orient="row")
     driver.run_batch(Batch(None, {}, {"a": frame}), 0)
 
 
-def run_outbox(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+def run_outbox_command(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
     monkeypatch.setattr(sys, "argv", ["slackwater", "outbox", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -97,93 +97,93 @@ def run_outbox(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
 
 
 @pytest.fixture
-def unpublished(tmp_path: Path) -> Path:
-    file = config(tmp_path)
+def unpublished_epoch_config(tmp_path: Path) -> Path:
+    file = write_outbox_config(tmp_path)
     (tmp_path / "out").write_text("in the way")
-    driver = start_driver(file)
+    driver = start_epoch_driver(file)
     with pytest.raises(
         PublishError,
         match=r"did not accept epoch 0 \(.*will be published at the next start; if this cannot be fixed, run: slackwater outbox show$",
     ):
-        epoch(driver, (0, "a"), (1, "b"), (60 * S, "c"))
+        run_epoch(driver, (0, "a"), (1, "b"), (60 * S, "c"))
     driver.store.close()
     return file
 
 
 def test_outbox_shows_and_skips_the_pending_epoch(
-    unpublished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unpublished_epoch_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PublishError):
-        start_driver(unpublished)
-    assert run_outbox(monkeypatch, "show", unpublished, "--limit", 1) == 0
+        start_epoch_driver(unpublished_epoch_config)
+    assert run_outbox_command(monkeypatch, "show", unpublished_epoch_config, "--limit", 1) == 0
     shown = capsys.readouterr().out
     assert "p: epoch 0 was committed at" in shown
     assert "2 rows, 0 dead letters" in shown
     assert "and 1 row more" in shown
-    assert run_outbox(monkeypatch, "skip", unpublished, 7) != 0
+    assert run_outbox_command(monkeypatch, "skip", unpublished_epoch_config, 7) != 0
     assert "epoch 7 is not waiting to be published, but epoch 0 is" in capsys.readouterr().err
-    assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
+    assert run_outbox_command(monkeypatch, "skip", unpublished_epoch_config, 0) == 0
     assert "The next start continues after this epoch" in capsys.readouterr().out
-    letters = dead_letter_reader.read_newest(toml.load(unpublished), DeadLetterFilter())
+    letters = dead_letter_reader.read_newest(toml.load(unpublished_epoch_config), DeadLetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]
-    assert run_outbox(monkeypatch, "show", unpublished) == 0
+    assert run_outbox_command(monkeypatch, "show", unpublished_epoch_config) == 0
     assert "no epoch is pending" in capsys.readouterr().out
-    assert run_outbox(monkeypatch, "skip", unpublished, 0) != 0
+    assert run_outbox_command(monkeypatch, "skip", unpublished_epoch_config, 0) != 0
     assert "no epoch is waiting to be published" in capsys.readouterr().err
     (tmp_path / "out").unlink()
-    driver = start_driver(unpublished)
-    epoch(driver, (120 * S, "d"))
+    driver = start_epoch_driver(unpublished_epoch_config)
+    run_epoch(driver, (120 * S, "d"))
     driver.flush()
     driver.store.close()
     assert sorted(pl.concat(map(pl.read_parquet, (tmp_path / "out").glob("*.parquet")))["k"]) == ["c", "d"]
 
 
 def test_outbox_skip_writes_the_rows_to_a_directory(
-    unpublished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpublished_epoch_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_outbox(monkeypatch, "skip", unpublished, 0, "--to", tmp_path / "kept") == 0
+    assert run_outbox_command(monkeypatch, "skip", unpublished_epoch_config, 0, "--to", tmp_path / "kept") == 0
     rows = pl.read_parquet(tmp_path / "kept" / "p-000000000-rows.parquet")
     assert sorted(rows["k"]) == ["a", "b"]
     (tmp_path / "out").unlink()
-    start_driver(unpublished).store.close()
+    start_epoch_driver(unpublished_epoch_config).store.close()
 
 
 def test_outbox_skip_is_refused_during_a_run(
-    unpublished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unpublished_epoch_config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = create_store(toml.load(unpublished))
+    store = create_store(toml.load(unpublished_epoch_config))
     store.open()
     try:
-        assert run_outbox(monkeypatch, "show", unpublished) == 0
-        assert run_outbox(monkeypatch, "skip", unpublished, 0) != 0
+        assert run_outbox_command(monkeypatch, "show", unpublished_epoch_config) == 0
+        assert run_outbox_command(monkeypatch, "skip", unpublished_epoch_config, 0) != 0
         assert "already running" in capsys.readouterr().err
     finally:
         store.close()
 
 
 def test_outbox_skip_after_a_crash_does_not_duplicate_dead_letters(
-    unpublished: Path, monkeypatch: pytest.MonkeyPatch
+    unpublished_epoch_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from slackwater.runner import pending_output
 
-    pipeline = toml.load(unpublished)
+    pipeline = toml.load(unpublished_epoch_config)
     with pending_output.lock_pending_epoch(pipeline, 0) as (store, commit):
         pending = pending_output._read_pending(store, commit, commit.missing(store.delivered_targets()))
         pending_output._write_letters(pipeline, commit, pending, None)
-    assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
+    assert run_outbox_command(monkeypatch, "skip", unpublished_epoch_config, 0) == 0
     assert dead_letter_reader.read_newest(pipeline, DeadLetterFilter()).height == 2
 
 
 def test_outbox_show_without_a_state_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_outbox(monkeypatch, "show", config(tmp_path)) != 0
+    assert run_outbox_command(monkeypatch, "show", write_outbox_config(tmp_path)) != 0
     assert "there is no state yet" in capsys.readouterr().err
 
 
 def test_old_name_of_outbox_skip_refers_to_the_new_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_outbox(monkeypatch, "set-aside", "p.toml", 0) != 0
+    assert run_outbox_command(monkeypatch, "set-aside", "p.toml", 0) != 0
     assert '"outbox set-aside" is now called "outbox skip"' in capsys.readouterr().err

@@ -18,11 +18,11 @@ BEGIN = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
 BEGIN_US = 1_709_251_200_000_000
 
 
-def seconds_after_begin(*seconds: int | None) -> list[dt.datetime | None]:
+def times_after_begin(*seconds: int | None) -> list[dt.datetime | None]:
     return [None if s is None else BEGIN + dt.timedelta(seconds=s) for s in seconds]
 
 
-def write_column(path: Path, column: pa.Array, **how: Any) -> Path:
+def write_parquet_column(path: Path, column: pa.Array, **how: Any) -> Path:
     pq.write_table(pa.table({"v": range(len(column)), "ts": column}), path, **how)
     return path
 
@@ -39,9 +39,9 @@ def test_column_statistics_cover_all_files_row_groups_and_units(tmp_path: Path, 
     """
     a   20 | - | 30 | 25        b   - - | 20        four row groups, and two
     """
-    bare = [None if t is None else t.replace(tzinfo=None) for t in seconds_after_begin(20, None, 30, 25)]
-    a = write_column(tmp_path / "a", pa.array(bare).cast(kind), row_group_size=1)
-    b = write_column(tmp_path / "b", pa.array([None, None, bare[0]]).cast(kind), row_group_size=2)
+    bare = [None if t is None else t.replace(tzinfo=None) for t in times_after_begin(20, None, 30, 25)]
+    a = write_parquet_column(tmp_path / "a", pa.array(bare).cast(kind), row_group_size=1)
+    b = write_parquet_column(tmp_path / "b", pa.array([None, None, bare[0]]).cast(kind), row_group_size=2)
     begin = BEGIN_US // unit_us
     expected = ColumnStats(7, 3, unit_us, begin + 20_000_000 // unit_us, begin + 30_000_000 // unit_us, str(a))
     assert column_stats([a, b], "ts") == column_stats([b, a], "ts") == expected
@@ -50,22 +50,22 @@ def test_column_statistics_cover_all_files_row_groups_and_units(tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
 def test_integer_columns_have_statistics_without_a_time_unit(tmp_path: Path, kind: Any) -> None:
-    path = write_column(tmp_path / "a", pa.array([7, -3, None], kind))
+    path = write_parquet_column(tmp_path / "a", pa.array([7, -3, None], kind))
     assert column_stats([path], "ts") == ColumnStats(3, 1, 0, -3, 7, str(path))
 
 
 def test_files_written_by_polars_have_statistics(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    pl.DataFrame({"ts": seconds_after_begin(1, 9, None)}).write_parquet(path, row_group_size=2)
+    pl.DataFrame({"ts": times_after_begin(1, 9, None)}).write_parquet(path, row_group_size=2)
     assert column_stats([path], "ts") == ColumnStats(3, 1, 1, BEGIN_US + 1_000_000, BEGIN_US + 9_000_000, str(path))
 
 
 def test_files_without_rows_or_times_have_counts_but_no_range(tmp_path: Path) -> None:
     none, nulls = (
-        write_column(tmp_path / "0", pa.array([], US)),
-        write_column(tmp_path / "1", pa.array([None, None], US)),
+        write_parquet_column(tmp_path / "0", pa.array([], US)),
+        write_parquet_column(tmp_path / "1", pa.array([None, None], US)),
     )
-    some = write_column(tmp_path / "2", pa.array(seconds_after_begin(5)).cast(US))
+    some = write_parquet_column(tmp_path / "2", pa.array(times_after_begin(5)).cast(US))
     assert column_stats([none], "ts") == ColumnStats(0, 0, 1)
     assert column_stats([none, nulls], "ts") == ColumnStats(2, 2, 1)
     assert column_stats([nulls, some, none], "ts") == ColumnStats(
@@ -77,9 +77,9 @@ def test_files_without_rows_or_times_have_counts_but_no_range(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("column", "how"),
     [
-        (pa.array(seconds_after_begin(1)).cast(US), {"write_statistics": False}),
-        (pa.array(seconds_after_begin(1)).cast(US), {"use_deprecated_int96_timestamps": True}),
-        (pa.array(seconds_after_begin(1)).cast(pa.timestamp("ns", tz="UTC")), {"version": "2.6"}),
+        (pa.array(times_after_begin(1)).cast(US), {"write_statistics": False}),
+        (pa.array(times_after_begin(1)).cast(US), {"use_deprecated_int96_timestamps": True}),
+        (pa.array(times_after_begin(1)).cast(pa.timestamp("ns", tz="UTC")), {"version": "2.6"}),
         (pa.array([BEGIN.date()]), {}),
         (pa.array([1], pa.uint64()), {}),
         (pa.array([1.5]), {}),
@@ -102,8 +102,8 @@ def test_files_without_rows_or_times_have_counts_but_no_range(tmp_path: Path) ->
     ],
 )
 def test_columns_without_usable_footers_have_no_statistics(tmp_path: Path, column: Any, how: Any) -> None:
-    path = write_column(tmp_path / "a", column, **how)
-    good = write_column(tmp_path / "b", pa.array(seconds_after_begin(1)).cast(US))
+    path = write_parquet_column(tmp_path / "a", column, **how)
+    good = write_parquet_column(tmp_path / "b", pa.array(times_after_begin(1)).cast(US))
     assert column_stats([path], "ts") is None
     assert column_stats([good, path], "ts") is None
 
@@ -115,12 +115,12 @@ def test_missing_or_ambiguous_columns_have_no_statistics(tmp_path: Path) -> None
 
 
 def test_files_with_different_time_units_have_no_statistics(tmp_path: Path) -> None:
-    a, b = (write_column(tmp_path / str(k), pa.array(seconds_after_begin(1)).cast(k)) for k in (US, MS))
+    a, b = (write_parquet_column(tmp_path / str(k), pa.array(times_after_begin(1)).cast(k)) for k in (US, MS))
     assert column_stats([a, b], "ts") is None
 
 
 def test_unreadable_files_have_no_statistics(tmp_path: Path) -> None:
-    good = write_column(tmp_path / "a", pa.array(seconds_after_begin(1)).cast(US))
+    good = write_parquet_column(tmp_path / "a", pa.array(times_after_begin(1)).cast(US))
     torn = tmp_path / "torn"
     torn.write_bytes(good.read_bytes()[:-20])
     (tmp_path / "empty").touch()

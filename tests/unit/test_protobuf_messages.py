@@ -14,10 +14,10 @@ from tests.support.protobuf_records import (
     FIRST,
     NOTES,
     SECOND,
-    encode_first,
+    build_record_header,
     encode_message,
-    encode_second,
-    record_header,
+    encode_with_first_schema,
+    encode_with_second_schema,
 )
 
 from slackwater.connectors.payloads import protobuf
@@ -59,7 +59,7 @@ def decoder(files: ProtoFiles, name: str | None = None, heads: list[bytes] | Non
     return files.decoder(files.full_name(name), heads, "value")
 
 
-def rows(message_decoder: ProtobufDecoder, *bodies: bytes | None) -> list[Any]:
+def decode_rows(message_decoder: ProtobufDecoder, *bodies: bytes | None) -> list[Any]:
     decoded: list[Any] = message_decoder.decode(pa.array(bodies, pa.binary())).to_pylist()
     return decoded
 
@@ -81,7 +81,7 @@ def test_values_of_every_type_are_decoded() -> None:
         "counts": {"k": most}, "maybe": 0, "right": 0, "day": {"year": 2024, "month": 2, "day": 29}, "clock": {"hours": 5},
         "nothing": {}, "colors": ["BLUE", "RED"],
     }  # fmt: skip
-    full, empty = rows(decoder(files), encode_message(files, "Types", values), b"")
+    full, empty = decode_rows(decoder(files), encode_message(files, "Types", values), b"")
     assert full == {
         "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": Decimal(most), "fl": Decimal(most), "f": 1.5, "d": 2.5, "b": True, "s": "ä",
         "raw": b"\0\xff", "color": "BLUE", "at": dt.datetime(2024, 2, 3, 4, 5, 6, 123456, dt.UTC), "took": dt.timedelta(seconds=1.5),
@@ -106,35 +106,35 @@ def test_values_of_every_type_are_decoded() -> None:
 
 
 def test_unknown_enum_number_is_decoded_as_text() -> None:
-    (row,) = rows(decoder(from_texts(SECOND, NOTES)), b"\x20\x09")
+    (row,) = decode_rows(decoder(from_texts(SECOND, NOTES)), b"\x20\x09")
     assert row["kind"] == "9"
 
 
-def test_record_frame_selects_the_message_and_schema_version() -> None:
+def test_confluent_record_header_selects_the_message_and_schema_version() -> None:
     framed_decoder = decoder(
         from_texts(SECOND, NOTES),
         heads=[*protobuf.record_prefixes(7, (0,)), *protobuf.record_prefixes(300, (0,))],
     )
     row, more = {"user": "a", "amount": 1}, {"user": "b", "amount": 2, "note": {"text": "x"}, "kind": "LOOK"}
-    long = b"\0\0\0\1\x2c\2\0" + encode_second(more)  # the first message, with an explicit message index
-    decoded = rows(framed_decoder, encode_first(row, 7), encode_second(more, 300), long)
+    long = b"\0\0\0\1\x2c\2\0" + encode_with_second_schema(more)  # the first message, with an explicit message index
+    decoded = decode_rows(framed_decoder, encode_with_first_schema(row, 7), encode_with_second_schema(more, 300), long)
     old = {**row, "note": None, "kind": "BUY"}
     assert decoded == [old, more, more]
     other = encode_message(from_texts(SECOND, NOTES), "shop.Other", row)
     bad = [
-        encode_first(row),
-        encode_first(row, 8),
-        record_header(7, (1,)) + other,
+        encode_with_first_schema(row),
+        encode_with_first_schema(row, 8),
+        build_record_header(7, (1,)) + other,
         b"\0\0\0\0\7",
         b"",
         None,
         b"\1\0\0\0\7\0",
-        encode_first(row, 7)[:-1] + b"\xff",
+        encode_with_first_schema(row, 7)[:-1] + b"\xff",
     ]
-    assert rows(framed_decoder, *bad) == [None] * len(bad)
-    assert rows(framed_decoder, record_header(7)) == [{"user": "", "amount": 0, "note": None, "kind": "BUY"}], (
-        "an empty message is one"
-    )
+    assert decode_rows(framed_decoder, *bad) == [None] * len(bad)
+    assert decode_rows(framed_decoder, build_record_header(7)) == [
+        {"user": "", "amount": 0, "note": None, "kind": "BUY"}
+    ], "an empty message is one"
 
 
 def test_message_indexes_match_those_of_producers() -> None:
@@ -151,7 +151,7 @@ def test_message_indexes_match_those_of_producers() -> None:
 
 @pytest.mark.parametrize("broken", [[0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 7)), list(range(10_000))])
 def test_broken_records_do_not_affect_other_records_of_the_batch(broken: list[int]) -> None:
-    bodies = [encode_first({"user": "u", "amount": 5})] * 10_000
+    bodies = [encode_with_first_schema({"user": "u", "amount": 5})] * 10_000
     for n in broken:
         bodies[n] = (b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff")[
             n % 3
@@ -171,11 +171,11 @@ def test_decoder_panic_does_not_lose_other_records_of_the_batch() -> None:
     for cut in range(1, len(good)):
         for byte in (0x00, 0x01, 0x7F, 0xFF):
             bad = good[:cut] + bytes([byte]) + good[cut:]
-            assert rows(decoder(files), good, bad, good)[::2] == [{"n": [1], "m": [("k", {"x": 1})]}] * 2
+            assert decode_rows(decoder(files), good, bad, good)[::2] == [{"n": [1], "m": [("k", {"x": 1})]}] * 2
 
 
 def test_decoded_batches_retain_their_other_columns() -> None:
-    body = pa.array([encode_first({"user": "a", "amount": 1}), None, b"\xff"], pa.large_binary())
+    body = pa.array([encode_with_first_schema({"user": "a", "amount": 1}), None, b"\xff"], pa.large_binary())
     batch = pa.RecordBatch.from_pydict({"n": pa.array([1, 2, 3]), "value": body})
     (decoded,) = decode_batches(decoder(from_texts(FIRST, {})), iter([batch]))
     assert decoded.to_pydict() == {
@@ -229,7 +229,7 @@ def test_a_message_that_cannot_become_columns_is_refused(text: str, name: str | 
 
 def test_an_absent_field_of_proto2_is_null() -> None:
     text = 'syntax = "proto2"; message M { required string a = 1; optional int32 b = 2 [default = 7]; repeated int32 c = 3; }'
-    (row,) = rows(decoder(from_texts(text, {})), b"")
+    (row,) = decode_rows(decoder(from_texts(text, {})), b"")
     assert row == {"a": None, "b": None, "c": []}
 
 
@@ -256,7 +256,7 @@ def test_imports_built_into_the_confluent_registry_are_resolved() -> None:
         message_columns(decoder(files))
         == "`user` STRING, `price` STRUCT<`value`: BINARY, `precision`: BIGINT, `scale`: INT>"
     )
-    assert rows(decoder(files), encode_message(files, "M", {"user": "a"})) == [{"user": "a", "price": None}]
+    assert decode_rows(decoder(files), encode_message(files, "M", {"user": "a"})) == [{"user": "a", "price": None}]
 
 
 def test_reference_outside_the_folder_is_refused() -> None:

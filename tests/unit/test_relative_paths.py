@@ -48,7 +48,7 @@ path = "${STATE}"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create a folder with a config, and change to another directory."""
     monkeypatch.setenv("STATE", "state")
     for name in ("conf", "conf/in", "elsewhere"):
@@ -62,7 +62,7 @@ def load_config(home: Path) -> sw.Pipeline:
     return sw.load(home / "conf" / "p.toml")
 
 
-def test_relative_paths_are_resolved_from_the_config_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_are_resolved_from_the_config_folder(config_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def paths(pipeline: sw.Pipeline) -> list[str]:
         assert pipeline.dead_letter is not None and pipeline.state_store is not None
         (source,), lookup = pipeline.sources, pipeline.transform.lookups["users"]
@@ -75,35 +75,35 @@ def test_relative_paths_are_resolved_from_the_config_folder(home: Path, monkeypa
         )
         return [str(path) for path in resolved]
 
-    conf = home / "conf"
+    conf = config_home / "conf"
     expected = [str(conf / name) for name in ("in/*.jsonl", "users/*.json", "out", "letters", "state")]
-    assert paths(load_config(home)) == expected
+    assert paths(load_config(config_home)) == expected
     assert paths(sw.load("../conf/p.toml")) == expected
     monkeypatch.chdir(conf)
     assert paths(sw.load("p.toml")) == expected
 
 
-def test_source_name_and_written_config_keep_relative_paths(home: Path) -> None:
-    pipeline = load_config(home)
+def test_source_name_and_written_config_keep_relative_paths(config_home: Path) -> None:
+    pipeline = load_config(config_home)
     assert pipeline.sources[0].name == "in/*.jsonl"  # states store this name
     written = sw.to_toml(pipeline)
-    assert 'path = "out"' in written and 'path = "${STATE}"' in written and str(home) not in written
-    (home / "conf" / "copy.toml").write_text(written)
-    assert sw.load(home / "conf" / "copy.toml") == pipeline
-    assert restore_written_path(str(pipeline.target.path)) == str(home / "conf" / "out")
+    assert 'path = "out"' in written and 'path = "${STATE}"' in written and str(config_home) not in written
+    (config_home / "conf" / "copy.toml").write_text(written)
+    assert sw.load(config_home / "conf" / "copy.toml") == pipeline
+    assert restore_written_path(str(pipeline.target.path)) == str(config_home / "conf" / "out")
     assert restore_written_path(pipeline.target.path or "") == "out"
 
 
 @pytest.mark.parametrize("path", ["/data/in", "s3://bucket/in", "file:/data/in"])
-def test_absolute_paths_and_urls_are_not_changed(home: Path, path: str) -> None:
-    (home / "conf" / "p.toml").write_text(
+def test_absolute_paths_and_urls_are_not_changed(config_home: Path, path: str) -> None:
+    (config_home / "conf" / "p.toml").write_text(
         CONFIG.replace("in/*.jsonl", path).replace('path = "out"', f'path = "{path}"')
     )
-    pipeline = load_config(home)
+    pipeline = load_config(config_home)
     assert (pipeline.sources[0].query, pipeline.target.path) == (path, path)
 
 
-def command(
+def run_cli_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
@@ -115,74 +115,76 @@ def command(
 
 @pytest.mark.parametrize("name", ["run", "plan", "check"])
 def test_a_state_in_the_working_directory_is_reported(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    config_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """A state exists in the working directory, from which paths used to be resolved, but not in the config folder."""
-    (home / "elsewhere" / "state" / "clicks" / "manifests").mkdir(parents=True)
-    (home / "elsewhere" / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
-    (home / "elsewhere" / "out" / "_slackwater").mkdir(parents=True)
-    (home / "elsewhere" / "out" / "_slackwater" / "clicks.json").write_text("{}")
-    code, out, err = command(monkeypatch, capsys, name, str(home / "conf" / "p.toml"))
+    (config_home / "elsewhere" / "state" / "clicks" / "manifests").mkdir(parents=True)
+    (config_home / "elsewhere" / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
+    (config_home / "elsewhere" / "out" / "_slackwater").mkdir(parents=True)
+    (config_home / "elsewhere" / "out" / "_slackwater" / "clicks.json").write_text("{}")
+    code, out, err = run_cli_command(monkeypatch, capsys, name, str(config_home / "conf" / "p.toml"))
     assert (code, out) == (1, "")
     for place in (
-        home / "elsewhere" / "state",
-        home / "conf" / "state",
-        home / "elsewhere" / "out",
-        home / "conf" / "out",
+        config_home / "elsewhere" / "state",
+        config_home / "conf" / "state",
+        config_home / "elsewhere" / "out",
+        config_home / "conf" / "out",
     ):
         assert f'"{place}"' in err
-    assert f"mv '{home / 'elsewhere' / 'state'}' '{home / 'conf' / 'state'}'" in err and err.count("\n") == 1
+    assert (
+        f"mv '{config_home / 'elsewhere' / 'state'}' '{config_home / 'conf' / 'state'}'" in err and err.count("\n") == 1
+    )
 
 
-def test_state_in_the_old_directory_is_refused_unless_a_new_one_exists(home: Path) -> None:
+def test_state_in_the_old_directory_is_refused_unless_a_new_one_exists(config_home: Path) -> None:
     for place in ("elsewhere", "conf"):
-        (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
-        (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
-    local_paths.check_moved_directories(load_config(home))  # not refused, because the config folder has a state
-    for file in (home / "conf" / "state").rglob("*.json"):
+        (config_home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
+        (config_home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
+    local_paths.check_moved_directories(load_config(config_home))  # not refused, because the config folder has a state
+    for file in (config_home / "conf" / "state").rglob("*.json"):
         file.unlink()
     with pytest.raises(StartError, match="relative paths are now resolved from the folder of the config"):
-        local_paths.check_moved_directories(load_config(home))
+        local_paths.check_moved_directories(load_config(config_home))
 
 
-def test_unrelated_files_in_the_old_directory_are_ignored(home: Path) -> None:
-    (home / "elsewhere" / "out").mkdir()
-    (home / "elsewhere" / "out" / "report.pdf").write_text("x")
-    (home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)
-    (home / "elsewhere" / "state" / "other" / "manifests" / "000000000.json").write_text("{}")
-    local_paths.check_moved_directories(load_config(home))
+def test_unrelated_files_in_the_old_directory_are_ignored(config_home: Path) -> None:
+    (config_home / "elsewhere" / "out").mkdir()
+    (config_home / "elsewhere" / "out" / "report.pdf").write_text("x")
+    (config_home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)
+    (config_home / "elsewhere" / "state" / "other" / "manifests" / "000000000.json").write_text("{}")
+    local_paths.check_moved_directories(load_config(config_home))
 
 
 def test_check_shows_absolute_paths_and_missing_files(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (home / "conf" / "in").rmdir()
+    (config_home / "conf" / "in").rmdir()
     monkeypatch.setenv("STATE", "s")
-    code, out, err = command(monkeypatch, capsys, "check", str(home / "conf" / "p.toml"))
+    code, out, err = run_cli_command(monkeypatch, capsys, "check", str(config_home / "conf" / "p.toml"))
     assert (code, err) == (0, "")
-    assert f'note: sources[0].query: "{home / "conf" / "in"}" does not exist' in out
+    assert f'note: sources[0].query: "{config_home / "conf" / "in"}" does not exist' in out
 
 
 def test_an_unwritable_path_is_refused(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (home / "conf" / "out").write_text("a file")
-    (home / "conf" / "p.toml").write_text(CONFIG.replace('path = "letters"', 'path = "out/letters"'))
-    code, out, err = command(monkeypatch, capsys, "check", str(home / "conf" / "p.toml"))
+    (config_home / "conf" / "out").write_text("a file")
+    (config_home / "conf" / "p.toml").write_text(CONFIG.replace('path = "letters"', 'path = "out/letters"'))
+    code, out, err = run_cli_command(monkeypatch, capsys, "check", str(config_home / "conf" / "p.toml"))
     assert (code, out) == (2, "")
-    file = home / "conf" / "p.toml"
+    file = config_home / "conf" / "p.toml"
     assert err.splitlines() == [
-        f'{file}: target.path: "{home / "conf" / "out"}" is a file; expected a directory, or one that can be created',
-        f'{file}: dead_letter.path: "{home / "conf" / "out" / "letters"}" is below a file; expected a directory, or one that can be created',
+        f'{file}: target.path: "{config_home / "conf" / "out"}" is a file; expected a directory, or one that can be created',
+        f'{file}: dead_letter.path: "{config_home / "conf" / "out" / "letters"}" is below a file; expected a directory, or one that can be created',
         "the keys are documented in docs/configuration.md#target-and-dead-letters",
         "2 problems",
     ]
 
 
-def test_directory_without_write_permission_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_without_write_permission_is_reported(config_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate `os.access`, because the user who runs this test may have write permission everywhere."""
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / "conf")
-    lines = list(local_paths.unwritable_directories(load_config(home)))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != config_home / "conf")
+    lines = list(local_paths.unwritable_directories(load_config(config_home)))
     assert len(lines) == 3
-    assert f'target.path: "{home / "conf" / "out"}" cannot be created (Permission denied)' in lines[1]
-    assert "${STATE}" in lines[0] and str(home / "conf" / "state") not in lines[0]
+    assert f'target.path: "{config_home / "conf" / "out"}" cannot be created (Permission denied)' in lines[1]
+    assert "${STATE}" in lines[0] and str(config_home / "conf" / "state") not in lines[0]

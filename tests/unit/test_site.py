@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docgen import pictures
-from tests.support.doc_pages import anchors
-from tests.support.script import RowsInput, run_local
+from docgen import learn_page_pictures
+from tests.support.local_pipeline_script import MicroBatch, run_local_script
+from tests.support.markdown_pages import find_heading_anchors
 
 from slackwater.cli.check import check_file
 from slackwater.config import toml
@@ -28,15 +28,15 @@ DOCS = ROOT / "docs"
 PAGES = sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
 
 
-def blocks(page: str, language: str) -> list[str]:
+def page_code_blocks(page: str, language: str) -> list[str]:
     fenced = re.findall(r"^```([\w ]*)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
     return [text for name, text in fenced if name == language]
 
 
-def configs() -> Iterator[tuple[str, int]]:
+def find_page_configs() -> Iterator[tuple[str, int]]:
     """Yield the complete configs on the pages, which have a target. Skip the custom connector of one page."""
     for page in PAGES:
-        for n, text in enumerate(blocks(page, "toml")):
+        for n, text in enumerate(page_code_blocks(page, "toml")):
             if re.search(r"^\[target\]", text, re.MULTILINE) and 'kind = "journal"' not in text:
                 yield page, n
 
@@ -44,7 +44,7 @@ def configs() -> Iterator[tuple[str, int]]:
 # -- the site --------------------------------------------------------------------------------------------------------
 
 
-class _Text(HTMLParser):
+class _PageTextParser(HTMLParser):
     """Parser for the text of a page without code, and for the URLs that it loads."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _Text(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site as `make docs` does. A warning fails the build."""
     home = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, home / "docs")
@@ -82,10 +82,10 @@ def build_site(home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
 
 
-def test_site_renders_every_page_without_unparsed_markdown(site: Path) -> None:
+def test_site_renders_every_page_without_unparsed_markdown(site_folder: Path) -> None:
     for page in PAGES:
-        html = _Text()
-        html.feed((site / page).with_suffix(".html").read_text())
+        html = _PageTextParser()
+        html.feed((site_folder / page).with_suffix(".html").read_text())
         text = "".join(html.texts)
         assert "|---" not in text, f"{page}: a table needs an empty line before it"
         assert not re.search(r"^- ", text, re.MULTILINE), f"{page}: a list needs an empty line before it"
@@ -140,15 +140,15 @@ def test_version_of_the_site_builder_is_pinned() -> None:
 # -- what the pages show ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("page", "nth"), [*configs()], ids=lambda v: str(v))
+@pytest.mark.parametrize(("page", "nth"), [*find_page_configs()], ids=lambda v: str(v))
 def test_every_config_on_a_page_passes_check(
     page: str, nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = blocks(page, "toml")[nth]
+    text = page_code_blocks(page, "toml")[nth]
     for name in re.findall(r"\$\{(\w+)\}", text):
         monkeypatch.setenv(name, "postgresql://me:secret@127.0.0.1:1/shop" if "URL" in name else "127.0.0.1:1")
     for name in re.findall(r'(?:agg|class) = "(\w+):', text):
-        (tmp_path / f"{name}.py").write_text(blocks(page, "python")[0])
+        (tmp_path / f"{name}.py").write_text(page_code_blocks(page, "python")[0])
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, name, raising=False)
     file = tmp_path / "page.toml"
@@ -167,7 +167,7 @@ def test_every_config_on_a_page_passes_check(
 )
 def test_migration_examples_use_the_same_gap_and_lateness(page: str, language: str, word: str) -> None:
     """The example for the other system and the config have the same gap and lateness."""
-    theirs, ours = blocks(page, language)[0], tomllib.loads(blocks(page, "toml")[0])
+    theirs, ours = page_code_blocks(page, language)[0], tomllib.loads(page_code_blocks(page, "toml")[0])
     window = ours["transform"]["window"]
     assert word in theirs
     assert re.search(r"30'? minutes", theirs, re.IGNORECASE)
@@ -180,42 +180,47 @@ def test_kafka_start_page_shows_the_pipeline_of_the_readme(monkeypatch: pytest.M
     monkeypatch.setenv("KAFKA", "127.0.0.1:1")
     monkeypatch.setenv("WAREHOUSE_URL", "postgresql://127.0.0.1:1/shop")
     readme = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
-    assert toml.loads(blocks("start-kafka.md", "toml")[0]) == toml.loads(readme)
+    assert toml.loads(page_code_blocks("start-kafka.md", "toml")[0]) == toml.loads(readme)
 
 
 @cache
 def _emitted_rows(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
     """Return the final rows of a target that replaces rows."""
-    step = pictures.reopening() if corrected else pictures.window()
-    script = [RowsInput({"clicks": [event]}) for event in pictures.events()]
-    result = run_local(step, script, {"user": "string", "page": "string"}, ("clicks",), clock_us=pictures.CLOCK)
+    step = learn_page_pictures.build_reopening_window() if corrected else learn_page_pictures.build_session_window()
+    script = [MicroBatch({"clicks": [event]}) for event in learn_page_pictures.load_click_events()]
+    result = run_local_script(
+        step, script, {"user": "string", "page": "string"}, ("clicks",), clock_us=learn_page_pictures.CLOCK
+    )
     return {(r["user"], r["window_start"]): r for r in result.rows}
 
 
 @pytest.mark.parametrize("corrected", [False, True])
 def test_tables_on_the_learn_page_match_the_emitted_rows(corrected: bool) -> None:
-    names, *lines = [line.split() for line in blocks("learn.md", "text")[corrected].splitlines()]
+    names, *lines = [line.split() for line in page_code_blocks("learn.md", "text")[corrected].splitlines()]
     held = _emitted_rows(corrected).values()
     shown = [[str(format_iso(r[n]) if n.startswith("window") else r[n]) for n in names] for r in held]
     assert sorted(shown) == sorted(lines)
 
 
 def test_learn_page_uses_the_events_and_window_of_its_pictures() -> None:
-    assert blocks("learn.md", "json") == [pictures.EVENTS.read_text()]
-    assert len(pictures.events()) == 10
-    assert toml.loads(blocks("learn.md", "toml")[0]).transform.window == pictures.window()
+    assert page_code_blocks("learn.md", "json") == [learn_page_pictures.EVENTS.read_text()]
+    assert len(learn_page_pictures.load_click_events()) == 10
+    assert (
+        toml.loads(page_code_blocks("learn.md", "toml")[0]).transform.window
+        == learn_page_pictures.build_session_window()
+    )
     page = (DOCS / "learn.md").read_text()
-    for name in pictures.PICTURES:
+    for name in learn_page_pictures.PICTURES:
         assert f"](learn/{name})" in page
-    seen, one, _ = pictures.state(5)
+    seen, one, _ = learn_page_pictures.load_pages_after_events(5)
     assert format_iso(seen.watermark.watermark_us or 0) == "2024-03-01T09:26:00Z"
     assert [format_iso(w) for w in (one.bars[0].last_us or 0, one.bars[0].end_us, one.bars[0].cap_us or 0)] == [
         "2024-03-01T09:31:00Z",
         "2024-03-01T10:01:00Z",
         "2024-03-01T12:00:00Z",
     ]
-    assert pictures.state(10)[0].rows.total.late == 1
-    assert pictures.state(8, True)[1].bars[0].values["clicks"] == 4
+    assert learn_page_pictures.load_pages_after_events(10)[0].rows.total.late == 1
+    assert learn_page_pictures.load_pages_after_events(8, True)[1].bars[0].values["clicks"] == 4
 
 
 def test_glossary_terms_are_unique_sorted_and_complete() -> None:
@@ -249,19 +254,21 @@ def test_docs_links_in_the_source_code_have_targets() -> None:
         named |= set(re.findall(r"docs/([\w/-]+\.md)#([\w-]+)", path.read_text()))
     assert named
     for page, anchor in named:
-        assert anchor in anchors((DOCS / page).read_text()), f"docs/{page}#{anchor}"
+        assert anchor in find_heading_anchors((DOCS / page).read_text()), f"docs/{page}#{anchor}"
 
 
-def command_reference() -> str:
+def read_command_reference() -> str:
     """Return the sections of all commands in one text."""
     return "\n".join(path.read_text() for path in sorted((DOCS / "commands").glob("*.md")))
 
 
 def test_commands_in_code_blocks_exist() -> None:
     """Every `slackwater …` in a block of a how-to or start page is a command with these options."""
-    reference = command_reference()
+    reference = read_command_reference()
     for page in [p for p in PAGES if p.startswith(("how-", "start-"))] + ["upgrade.md", "learn.md"]:
-        for block in blocks(page, "") + re.findall(r"^    ```\n(.*?)^    ```$", (DOCS / page).read_text(), re.S | re.M):
+        for block in page_code_blocks(page, "") + re.findall(
+            r"^    ```\n(.*?)^    ```$", (DOCS / page).read_text(), re.S | re.M
+        ):
             for line in block.splitlines():
                 words = line.strip().split()
                 if words[:1] != ["slackwater"]:
@@ -274,7 +281,7 @@ def test_commands_in_code_blocks_exist() -> None:
 
 def test_commands_in_inline_code_exist() -> None:
     """Every `slackwater …` within a line of any page is a command with these options, or a group of commands."""
-    reference = command_reference()
+    reference = read_command_reference()
     seen = 0
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         for text in re.findall(r"`(slackwater [^`\n]+)`", page.read_text()):
@@ -291,4 +298,4 @@ def test_commands_in_inline_code_exist() -> None:
 
 
 def test_example_events_are_json_lines() -> None:
-    assert all(json.loads(line) for line in pictures.EVENTS.read_text().splitlines())
+    assert all(json.loads(line) for line in learn_page_pictures.EVENTS.read_text().splitlines())

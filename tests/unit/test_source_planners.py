@@ -23,12 +23,12 @@ from slackwater.errors import EpochError, StartError
 from slackwater.runner import run_loops
 
 
-def source(query: str, **more: Any) -> FilesSource:
+def files_source(query: str, **more: Any) -> FilesSource:
     spec = Source(name="events", connection="lake", query=query, format="json", **more)
     return FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
 
 
-def write_file(folder: Path, name: str, modified_s: int = 0) -> Path:
+def write_source_file(folder: Path, name: str, modified_s: int = 0) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text("x")
@@ -36,7 +36,7 @@ def write_file(folder: Path, name: str, modified_s: int = 0) -> Path:
     return path
 
 
-def names(planner: FilesPlanner) -> list[str]:
+def next_file_names(planner: FilesPlanner) -> list[str]:
     part = planner.next()
     return [] if part is None else [e.path.rpartition("/")[2] for e in part.entries]
 
@@ -46,46 +46,46 @@ def names(planner: FilesPlanner) -> list[str]:
 
 def test_new_files_are_planned_oldest_first_up_to_the_limit(tmp_path: Path) -> None:
     for modified_s, name in enumerate(["e", "d", "c", "b", "a"]):
-        write_file(tmp_path, name, modified_s)
-    planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
-    assert names(planner) == ["e", "d"]
-    write_file(tmp_path, "late", -5)  # older than the planned files: it is planned after the next listing
-    assert names(planner) == ["c", "b"]
-    assert names(planner) == ["late", "a"]
+        write_source_file(tmp_path, name, modified_s)
+    planner = FilesPlanner(files_source(str(tmp_path), max_files_per_trigger=2), [])
+    assert next_file_names(planner) == ["e", "d"]
+    write_source_file(tmp_path, "late", -5)  # older than the planned files: it is planned after the next listing
+    assert next_file_names(planner) == ["c", "b"]
+    assert next_file_names(planner) == ["late", "a"]
     assert planner.next() is None
-    write_file(tmp_path, "e", 99)  # already read, so it is not read again
-    write_file(tmp_path, "f", 1)
-    assert names(planner) == ["f"]
+    write_source_file(tmp_path, "e", 99)  # already read, so it is not read again
+    write_source_file(tmp_path, "f", 1)
+    assert next_file_names(planner) == ["f"]
 
 
 def test_files_in_the_state_are_not_planned_again(tmp_path: Path) -> None:
     for name in ("a b", "100%", "ä"):
-        write_file(tmp_path, name)
-    first = FilesPlanner(source(str(tmp_path)), []).next()
+        write_source_file(tmp_path, name)
+    first = FilesPlanner(files_source(str(tmp_path)), []).next()
     assert first is not None
-    write_file(tmp_path, "new")
-    assert names(FilesPlanner(source(str(tmp_path)), first.entries)) == ["new"]
+    write_source_file(tmp_path, "new")
+    assert next_file_names(FilesPlanner(files_source(str(tmp_path)), first.entries)) == ["new"]
 
 
 def test_the_end_of_the_input_is_fixed_at_the_start(tmp_path: Path) -> None:
     for number in range(3):
-        write_file(tmp_path, f"{number}", number)
-    planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
+        write_source_file(tmp_path, f"{number}", number)
+    planner = FilesPlanner(files_source(str(tmp_path), max_files_per_trigger=2), [])
     planner.stop_at_current_end()
-    write_file(tmp_path, "3", 3)
+    write_source_file(tmp_path, "3", 3)
     assert planner.unplanned_files == 3
-    assert [names(planner) for _ in range(3)] == [["0", "1"], ["2"], []]
+    assert [next_file_names(planner) for _ in range(3)] == [["0", "1"], ["2"], []]
 
 
 def test_files_that_vanish_before_they_are_read_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(5):
-        write_file(tmp_path, f"{number}", number)
+        write_source_file(tmp_path, f"{number}", number)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
-    planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
+    planner = FilesPlanner(files_source(str(tmp_path), max_files_per_trigger=2), [])
     planner.stop_at_current_end()
     (tmp_path / "0").unlink()
     (tmp_path / "1").unlink()
-    assert names(planner) == ["2", "3"], "an epoch without files is none"
+    assert next_file_names(planner) == ["2", "3"], "an epoch without files is none"
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warnings == [
         f'source "events": {tmp_path}/{n} was removed before it was read; it is skipped' for n in (0, 1)
@@ -93,8 +93,8 @@ def test_files_that_vanish_before_they_are_read_are_reported(tmp_path: Path, cap
 
 
 def test_file_is_planned_with_its_current_size(tmp_path: Path) -> None:
-    path = write_file(tmp_path, "a")
-    planner = FilesPlanner(source(str(tmp_path)), [])
+    path = write_source_file(tmp_path, "a")
+    planner = FilesPlanner(files_source(str(tmp_path)), [])
     planner.stop_at_current_end()
     path.write_text("grown")
     part = planner.next()
@@ -105,37 +105,37 @@ def test_file_is_planned_with_its_current_size(tmp_path: Path) -> None:
 
 def test_file_name_that_is_not_utf8_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")).touch()
-    write_file(tmp_path, "a")
-    planner = FilesPlanner(source(str(tmp_path)), [])
-    assert names(planner) == ["a"]
+    write_source_file(tmp_path, "a")
+    planner = FilesPlanner(files_source(str(tmp_path)), [])
+    assert next_file_names(planner) == ["a"]
     assert planner.next() is None
     assert [r.getMessage().count("\\xff.json is not UTF-8") for r in caplog.records] == [1]
 
 
 @pytest.mark.parametrize("options", [{"latestFirst": "true"}, {"maxBytesPerTrigger": "1g"}, {"cleanSource": "delete"}])
 def test_unsupported_options_and_locations_are_left_to_spark(tmp_path: Path, options: Mapping[str, str]) -> None:
-    assert create_listing(source(str(tmp_path), options=options).spec) is None
-    assert create_listing(source(str(tmp_path), options={"multiLine": "true"}).spec) is not None
-    assert create_listing(source("s3a://bucket/in").spec) is None
+    assert create_listing(files_source(str(tmp_path), options=options).spec) is None
+    assert create_listing(files_source(str(tmp_path), options={"multiLine": "true"}).spec) is not None
+    assert create_listing(files_source("s3a://bucket/in").spec) is None
     assert (
-        create_listing(source(f"file://{tmp_path}").spec)
-        == create_listing(source(f"file:{tmp_path}").spec)
-        == create_listing(source(str(tmp_path)).spec)
+        create_listing(files_source(f"file://{tmp_path}").spec)
+        == create_listing(files_source(f"file:{tmp_path}").spec)
+        == create_listing(files_source(str(tmp_path)).spec)
     )
 
 
-def test_conflicting_partition_folders_are_reported_in_one_line(tmp_path: Path) -> None:
-    write_file(tmp_path / "a=1", "x")
-    write_file(tmp_path / "b", "y")
+def test_conflicting_partition_folders_are_reported_with_a_one_line_error(tmp_path: Path) -> None:
+    write_source_file(tmp_path / "a=1", "x")
+    write_source_file(tmp_path / "b", "y")
     with pytest.raises(EpochError, match=r'^source "events": "\S+" and "\S+/b" cannot be read as one table'):
-        FilesPlanner(source(str(tmp_path)), []).next()
+        FilesPlanner(files_source(str(tmp_path)), []).next()
 
 
-def test_unreadable_folder_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_reported_with_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(folder: str) -> Any:
         raise PermissionError(13, "Permission denied", folder)
 
-    planner = FilesPlanner(source(str(tmp_path)), [])
+    planner = FilesPlanner(files_source(str(tmp_path)), [])
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(EpochError, match=r'^source "events": "\S+" cannot be listed \(Permission denied\)'):
         planner.next()
@@ -179,7 +179,7 @@ def test_offset_limit_is_divided_among_the_partitions() -> None:
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-class Clock:
+class FakeClock:
     """Clock that advances when the loop waits, and when an epoch advances it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,12 +188,12 @@ class Clock:
         monkeypatch.setattr(run_loops.time, "time", lambda: 5_000_000.0 + self.now)
 
 
-class Run:
+class ScriptedRun:
     """Loop over sources with scripted answers: rows, an empty answer or an error."""
 
     def __init__(
         self,
-        clock: Clock,
+        clock: FakeClock,
         script: Callable[[], Iterator[Any]],
         every_ms: int = 0,
         pause_ms: int = 500,
@@ -233,7 +233,7 @@ class Run:
     def tick(self, quiet_us: int) -> None:
         self.epochs_and_ticks.append(("tick", self.clock.now, quiet_us / 1e6))
 
-    def go(self, available_now: bool = False) -> None:
+    def run_until_end(self, available_now: bool = False) -> None:
         run_loops.PollingLoop(self, self, available_now)._run_epochs()  # type: ignore[arg-type]
 
 
@@ -247,9 +247,9 @@ def test_rows_are_read_immediately_and_all_silence_is_counted(monkeypatch: pytes
             yield NOTHING
         yield ROWS
 
-    clock = Clock(monkeypatch)
-    run = Run(clock, script)
-    run.go()
+    clock = FakeClock(monkeypatch)
+    run = ScriptedRun(clock, script)
+    run.run_until_end()
     assert [kind for kind, *_ in run.epochs_and_ticks[:2]] == ["rows", "rows"]
     assert run.epochs_and_ticks[1][1] == 1000.0, "back to back"
     quiet = sum(s for *_, s in run.epochs_and_ticks)
@@ -271,22 +271,22 @@ def test_suspension_of_the_machine_does_not_count_as_silence(monkeypatch: pytest
         yield NOTHING
         yield NOTHING
 
-    clock = Clock(monkeypatch)
-    run = Run(clock, script, pause_ms=500)
-    run.go()
+    clock = FakeClock(monkeypatch)
+    run = ScriptedRun(clock, script, pause_ms=500)
+    run.run_until_end()
     assert 0 < sum(s for *_, s in run.epochs_and_ticks) <= 8
 
 
 def test_source_without_rows_counts_as_silent_during_busy_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs follow each other without a pause. A source that has no rows at any poll is silent all the time."""
-    run = Run(Clock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
-    run.go()
+    run = ScriptedRun(FakeClock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
+    run.run_until_end()
     assert [(kind, s) for kind, _, s in run.epochs_and_ticks] == [("rows", 0.0), *[("rows", 1.0)] * 29]
 
 
 def test_only_a_part_of_a_slow_epoch_counts_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(Clock(monkeypatch), lambda: iter([ROWS, NOTHING]), pause_ms=100, epoch_s=10.0)
-    run.go()
+    run = ScriptedRun(FakeClock(monkeypatch), lambda: iter([ROWS, NOTHING]), pause_ms=100, epoch_s=10.0)
+    run.run_until_end()
     assert [(kind, s) for kind, _, s in run.epochs_and_ticks] == [("rows", 0.0), ("tick", 0.4)]
 
 
@@ -296,10 +296,10 @@ def test_timed_triggers_poll_at_whole_intervals(monkeypatch: pytest.MonkeyPatch)
         clock.now += 25.0  # a slow epoch: the next interval has passed
         yield from [ROWS, NOTHING, NOTHING]
 
-    clock = Clock(monkeypatch)
+    clock = FakeClock(monkeypatch)
     clock.now = 1003.0
-    run = Run(clock, script, every_ms=10_000)
-    run.go()
+    run = ScriptedRun(clock, script, every_ms=10_000)
+    run.run_until_end()
     assert run.poll_times == [1003.0, 1010.0, 1035.0, 1040.0, 1050.0]
     assert [(kind, s) for kind, _, s in run.epochs_and_ticks] == [
         ("rows", 0.0),
@@ -315,24 +315,24 @@ def test_setting_the_clock_back_delays_a_trigger_by_at_most_an_interval(monkeypa
         yield ROWS
         yield ROWS
 
-    clock = Clock(monkeypatch)
+    clock = FakeClock(monkeypatch)
     clock.now = 10_003.0
-    run = Run(clock, script, every_ms=10_000)
-    run.go()
+    run = ScriptedRun(clock, script, every_ms=10_000)
+    run.run_until_end()
     assert run.poll_times[:2] == [10_003.0, 6_413.0]
 
 
-def test_the_end_of_the_input_ends_the_run_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(Clock(monkeypatch), lambda: iter([ROWS, ROWS, NOTHING, ROWS]), every_ms=60_000)
-    run.go(available_now=True)
+def test_the_end_of_the_input_ends_the_run_without_waiting_for_a_trigger(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ScriptedRun(FakeClock(monkeypatch), lambda: iter([ROWS, ROWS, NOTHING, ROWS]), every_ms=60_000)
+    run.run_until_end(available_now=True)
     assert [kind for kind, *_ in run.epochs_and_ticks] == ["rows", "rows"]
     assert run.poll_times == [1000.0] * 3, "no trigger is waited for"
 
 
 def test_stopped_loop_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(Clock(monkeypatch), lambda: iter([ROWS]))
+    run = ScriptedRun(FakeClock(monkeypatch), lambda: iter([ROWS]))
     run._end()
-    run.go()
+    run.run_until_end()
     assert (run.poll_times, run.epochs_and_ticks) == ([], [])
 
 
@@ -347,9 +347,9 @@ def test_unavailable_source_is_polled_again_and_does_not_count_as_silent(
         while clock.now < 1062:
             yield NOTHING
 
-    clock = Clock(monkeypatch)
-    run = Run(clock, script)
-    run.go()
+    clock = FakeClock(monkeypatch)
+    run = ScriptedRun(clock, script)
+    run.run_until_end()
     assert run.epochs_and_ticks[0][0] == "rows"
     assert sum(s for *_, s in run.epochs_and_ticks[1:]) < 3, "only the time after the answer"
     assert [r.getMessage() for r in caplog.records] == ["p: Kafka is away; the run retries for two minutes"]
@@ -358,9 +358,9 @@ def test_unavailable_source_is_polled_again_and_does_not_count_as_silent(
 @pytest.mark.parametrize("before", [[], [ROWS]])
 def test_source_that_stays_unavailable_fails_the_run(monkeypatch: pytest.MonkeyPatch, before: list[Any]) -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
-    run = Run(Clock(monkeypatch), lambda: iter([*before, *[away] * 1000]))
+    run = ScriptedRun(FakeClock(monkeypatch), lambda: iter([*before, *[away] * 1000]))
     with pytest.raises(StartError, match="Kafka is away"):
-        run.go()
+        run.run_until_end()
     assert (len(run.poll_times) > 100) == bool(before), "the first poll ends the run immediately"
 
 

@@ -6,28 +6,28 @@ import re
 import time
 from dataclasses import replace
 
-from tests.support.statuses import STATUS
+from tests.support.example_statuses_and_metrics import STATUS
 
 from slackwater.cli.output import StartTimeline
 from slackwater.engine.observer import RunSchema
 
 
-class Notices(list[str]):
-    def notice(self, level: str, text: str) -> None:
+class RecordedNotices(list[str]):
+    def add_notice(self, level: str, text: str) -> None:
         assert level == "info"
         self.append(text)
 
 
-def started() -> tuple[StartTimeline, Notices]:
-    notices = Notices()
-    timeline = StartTimeline(notices.notice, time.monotonic() - 2)
+def begin_timeline() -> tuple[StartTimeline, RecordedNotices]:
+    notices = RecordedNotices()
+    timeline = StartTimeline(notices.add_notice, time.monotonic() - 2)
     timeline.on_spark()
     timeline.on_schema(RunSchema({}, {}))
     return timeline, notices
 
 
 def test_the_first_commit_prints_the_timeline_once() -> None:
-    timeline, notices = started()
+    timeline, notices = begin_timeline()
     timeline.on_commit(STATUS)
     assert not notices, "a commit of an earlier run"
     timeline.on_running()
@@ -47,6 +47,6 @@ def test_the_first_commit_prints_the_timeline_once() -> None:
 
 def test_run_without_a_commit_prints_the_timeline_at_its_end() -> None:
     for error, line in ((None, "the run ends"), (ValueError(), "the run fails")):
-        timeline, notices = started()
+        timeline, notices = begin_timeline()
         timeline.on_end(error)
         assert notices[0].splitlines()[-1].endswith(line)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.laws.generators import seeds
+from tests.laws.generators import seed_runner
 
 import slackwater as sw
 from slackwater.errors import PublishError, StartError
@@ -22,7 +22,7 @@ SCHEMA = {"k": "string"}
 LAKE = {"connection": "lake"}
 
 
-def build_pipeline(*targets: Any, only: Any = None) -> sw.Pipeline:
+def build_two_stage_pipeline(*targets: Any, only: Any = None) -> sw.Pipeline:
     count = [sw.Aggregation(agg="count", as_="n")]
     minutes = sw.Window(
         kind="tumbling", duration_ms="1m", max_groups_per_window=9, group_by=["k"], aggregations=count, lateness_ms=0
@@ -39,122 +39,129 @@ def build_pipeline(*targets: Any, only: Any = None) -> sw.Pipeline:
     )
 
 
-def target(path: str, stage: str = "hours", name: str | None = None) -> sw.Target:
+def stage_target(path: str, stage: str = "hours", name: str | None = None) -> sw.Target:
     return sw.Target(**LAKE, path=path, from_=stage, name=name)
 
 
-HOURS, MINUTES = target("hours"), target("minutes", "minutes")
+HOURS, MINUTES = stage_target("hours"), stage_target("minutes", "minutes")
 
 
-def rows(*minutes: int) -> dict[str, Any]:
+def minute_rows(*minutes: int) -> dict[str, Any]:
     return {"rows": [{"k": "a", "ts": m * 60_000_000} for m in minutes]}
 
 
 @pytest.fixture
-def test(tmp_path: Path) -> Any:
-    seeds.hide_warnings()
-    with LocalPipeline(build_pipeline(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as local:
-        local.pipe(rows(0, 1, 61))
+def two_target_pipeline(tmp_path: Path) -> Any:
+    seed_runner.hide_warnings()
+    with LocalPipeline(
+        build_two_stage_pipeline(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), capture_losses=False
+    ) as local:
+        local.pipe(minute_rows(0, 1, 61))
         yield local
 
 
-def lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
+def change_lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
     comparison = config_state_comparison.compare_config(pipeline, commit)
     assert comparison.startable and not comparison.migrates
     return [c.line for c in comparison.changes]
 
 
-def test_plan_reports_the_change_of_each_target(test: Any) -> None:
-    commit = test._driver.state
-    assert lines(build_pipeline(HOURS, MINUTES), commit) == []
-    assert lines(build_pipeline(HOURS), commit) == [
+def test_plan_reports_the_change_of_each_target(two_target_pipeline: Any) -> None:
+    commit = two_target_pipeline._driver.state
+    assert change_lines(build_two_stage_pipeline(HOURS, MINUTES), commit) == []
+    assert change_lines(build_two_stage_pipeline(HOURS), commit) == [
         'target "minutes": state has minutes, config has none: it gets no more output; earlier output stays where it is'
     ]
-    more = build_pipeline(HOURS, MINUTES, target("more", "minutes", "more"))
-    assert lines(more, commit) == [
+    more = build_two_stage_pipeline(HOURS, MINUTES, stage_target("more", "minutes", "more"))
+    assert change_lines(more, commit) == [
         'target "more": state has none, config has more: it gets the results of stage "minutes" after epoch 0, but no earlier '
         "results"
     ]
-    renamed = build_pipeline(HOURS, target("minutes", "minutes", "other"))
-    assert lines(renamed, commit) == ['target "minutes": state has minutes, config has other: it is renamed']
-    moved = build_pipeline(target("elsewhere"), MINUTES)
+    renamed = build_two_stage_pipeline(HOURS, stage_target("minutes", "minutes", "other"))
+    assert change_lines(renamed, commit) == ['target "minutes": state has minutes, config has other: it is renamed']
+    moved = build_two_stage_pipeline(stage_target("elsewhere"), MINUTES)
     goes = "output after epoch 0 goes there; earlier output stays where it is"
-    assert lines(moved, commit) == [f'target "hours": state has hours, config has elsewhere: {goes}']
-    turned = build_pipeline(HOURS, target("minutes", "hours", "minutes"))
-    assert lines(turned, commit) == [
+    assert change_lines(moved, commit) == [f'target "hours": state has hours, config has elsewhere: {goes}']
+    turned = build_two_stage_pipeline(HOURS, stage_target("minutes", "hours", "minutes"))
+    assert change_lines(turned, commit) == [
         'target "minutes" from: state has minutes, config has hours: it gets the results of stage "hours" after epoch 0'
     ]
 
 
-def test_added_target_gets_only_later_rows_and_removed_one_keeps_its_rows(test: Any) -> None:
-    more = target("more", "minutes", "more")
-    assert test.target("minutes").held.height == 2
-    test.restart(build_pipeline(HOURS, more))
-    test.pipe(rows(62))
-    test.restart(build_pipeline(HOURS, MINUTES, more))
-    test.pipe(rows(63))
-    held = {name: [r["window_start"].minute for r in t.rows(named=True)] for name, t in test.result().tables.items()}
+def test_added_target_gets_only_later_rows_and_removed_one_keeps_its_rows(two_target_pipeline: Any) -> None:
+    more = stage_target("more", "minutes", "more")
+    assert two_target_pipeline.target("minutes").held.height == 2
+    two_target_pipeline.restart(build_two_stage_pipeline(HOURS, more))
+    two_target_pipeline.pipe(minute_rows(62))
+    two_target_pipeline.restart(build_two_stage_pipeline(HOURS, MINUTES, more))
+    two_target_pipeline.pipe(minute_rows(63))
+    held = {
+        name: [r["window_start"].minute for r in t.rows(named=True)]
+        for name, t in two_target_pipeline.result().tables.items()
+    }
     assert held["more"] == [1, 2] and held["minutes"] == [0, 1, 2]
-    assert set(test._driver.state.targets) == {"hours", "minutes", "more"}
+    assert set(two_target_pipeline._driver.state.targets) == {"hours", "minutes", "more"}
 
 
 def test_pipeline_can_change_from_one_target_to_several_and_back(tmp_path: Path) -> None:
-    seeds.hide_warnings()
-    with LocalPipeline(build_pipeline(only=HOURS), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as test:
-        test.pipe(rows(0, 61))
+    seed_runner.hide_warnings()
+    with LocalPipeline(
+        build_two_stage_pipeline(only=HOURS), SCHEMA, state_dir=str(tmp_path), capture_losses=False
+    ) as test:
+        test.pipe(minute_rows(0, 61))
         commit = test._driver.state
         assert {n: t.writer for n, t in commit.targets.items()} == {"hours": "p"}
-        assert lines(build_pipeline(HOURS, MINUTES), commit) == [
+        assert change_lines(build_two_stage_pipeline(HOURS, MINUTES), commit) == [
             'target "minutes": state has none, config has minutes: it gets the results of stage "minutes" after epoch 0, but '
             "no earlier results"
         ]
-        test.restart(build_pipeline(HOURS, MINUTES))
-        test.pipe(rows(121))
+        test.restart(build_two_stage_pipeline(HOURS, MINUTES))
+        test.pipe(minute_rows(121))
         assert {n: t.writer for n, t in test._driver.state.targets.items()} == {
             "hours": "p~hours",
             "minutes": "p~minutes",
         }
-        test.restart(build_pipeline(only=HOURS))
-        test.pipe(rows(181))
+        test.restart(build_two_stage_pipeline(only=HOURS))
+        test.pipe(minute_rows(181))
         assert {n: t.writer for n, t in test._driver.state.targets.items()} == {"hours": "p"}
 
 
-def test_target_of_a_pending_epoch_cannot_change_but_others_can(test: Any, tmp_path: Path) -> None:
-    test.target("minutes").down = True
+def test_target_of_a_pending_epoch_cannot_change_but_others_can(two_target_pipeline: Any, tmp_path: Path) -> None:
+    two_target_pipeline.target("minutes").down = True
     with pytest.raises(
         PublishError, match=r'^target "minutes": memory is down: it did not accept epoch 1; if this cannot be fixed'
     ):
-        test.pipe(rows(121))
-    commit, store = test._driver.state, test._driver.store
+        two_target_pipeline.pipe(minute_rows(121))
+    commit, store = two_target_pipeline._driver.state, two_target_pipeline._driver.store
     assert commit.recipients == ["hours", "minutes"] and store.delivered_targets() == {"hours"}
     assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
     waits = r"epoch 1 is committed but not yet published, and the config has changed since \(target \"minutes\"\)"
-    for other in (build_pipeline(HOURS), build_pipeline(HOURS, target("moved", "minutes")), build_pipeline(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
+    for other in (build_two_stage_pipeline(HOURS), build_two_stage_pipeline(HOURS, stage_target("moved", "minutes")), build_two_stage_pipeline(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
         comparison = config_state_comparison.compare_config(
             other, commit, missing=commit.missing(store.delivered_targets())
         )
         assert not comparison.startable and comparison.waits is not None and 'target "minutes"' in comparison.waits
         with pytest.raises(StartError, match=waits):
-            test.restart(other)
-    test.target().down = False
-    for held in test._all_targets.values():
+            two_target_pipeline.restart(other)
+    two_target_pipeline.target().down = False
+    for held in two_target_pipeline._all_targets.values():
         held.down = False
-    elsewhere = build_pipeline(target("elsewhere"), MINUTES)
+    elsewhere = build_two_stage_pipeline(stage_target("elsewhere"), MINUTES)
     assert config_state_comparison.compare_config(elsewhere, commit, missing=["minutes"]).startable, (
         "hours has its part: it may go elsewhere"
     )
-    hours = next(t for (name, _), t in test._all_targets.items() if name == "hours")
+    hours = next(t for (name, _), t in two_target_pipeline._all_targets.items() if name == "hours")
     before = len(hours.rows)
-    test.restart(elsewhere)
-    assert test.target("minutes").held.height == 3 and len(hours.rows) == before
+    two_target_pipeline.restart(elsewhere)
+    assert two_target_pipeline.target("minutes").held.height == 3 and len(hours.rows) == before
     assert hours.repeated == 0
 
 
-def test_skipping_an_epoch_reads_only_the_unpublished_rows(test: Any) -> None:
-    test.target("minutes").down = True
+def test_skipping_an_epoch_reads_only_the_unpublished_rows(two_target_pipeline: Any) -> None:
+    two_target_pipeline.target("minutes").down = True
     with pytest.raises(PublishError):
-        test.pipe(rows(121))
-    commit, store = test._driver.state, test._driver.store
+        two_target_pipeline.pipe(minute_rows(121))
+    commit, store = two_target_pipeline._driver.state, two_target_pipeline._driver.store
     pending = _read_pending(store, commit, commit.missing(store.delivered_targets()))
     assert {names: rows.height for names, rows in pending.rows.items()} == {
         ("minutes",): 1
@@ -175,8 +182,8 @@ def test_outdated_and_damaged_delivery_markers_are_ignored(tmp_path: Path) -> No
         assert note.delivered_targets(4) == frozenset()
 
 
-def test_commit_in_the_single_target_format_is_readable(test: Any) -> None:
-    record = test._driver.state.model_dump(mode="json")
+def test_commit_in_the_single_target_format_is_readable(two_target_pipeline: Any) -> None:
+    record = two_target_pipeline._driver.state.model_dump(mode="json")
     was = record["targets"]["hours"]
     former = {k: v for k, v in record.items() if k not in ("targets", "letters_to", "reached")}
     former["output"] = [{"file": "outputs/x.arrow", "rows": 3, "checksum": ""}]

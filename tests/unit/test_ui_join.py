@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.script import RowsInput, build_pipeline, run_local
-from tests.support.why_states import JOIN
+from tests.support.local_pipeline_script import MicroBatch, build_pipeline, run_local_script
+from tests.support.why_command_fixtures import JOIN
 
 from slackwater.cli.why import format_report
 from slackwater.config import toml
@@ -20,7 +20,7 @@ from slackwater.ui.pages import PageLocation
 S = 1_000_000
 TYPES = {"user": "string", "price": "decimal(10,2)"}
 SOURCES = ("orders", "payments")
-ROWS = RowsInput(
+ROWS = MicroBatch(
     {
         "orders": [{"ts": n * 20 * S, "user": f"u{n % 3}"} for n in range(9)] + [{"ts": 5, "user": None}],
         "payments": [{"ts": n * 20 * S + S, "user": f"u{n % 3}"} for n in range(9)] + [{"ts": 5, "user": None}],
@@ -32,7 +32,7 @@ SUMS = [Aggregation(agg="count", as_="n")]
 def test_join_page_does_not_show_windows_and_accounts_for_all_rows(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
-    run_local(join, [ROWS], TYPES, SOURCES, flush=False, state_dir=str(tmp_path))
+    run_local_script(join, [ROWS], TYPES, SOURCES, flush=False, state_dir=str(tmp_path))
     watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), format_report)
     seen = load_model(watched, 0)
     assert seen.closing is None
@@ -54,7 +54,7 @@ def test_page_shows_the_windows_of_a_stage_after_a_join(tmp_path: Path) -> None:
         kind="tumbling", duration_ms=60_000, max_groups_per_window=99, group_by=["left_user"], aggregations=SUMS
     )
     options = {"flush": False, "state_dir": str(tmp_path), "downstream": after}
-    run_local(join, [ROWS, ROWS], TYPES, SOURCES, **options)  # type: ignore[arg-type]
+    run_local_script(join, [ROWS, ROWS], TYPES, SOURCES, **options)  # type: ignore[arg-type]
     watched = PageSource(
         build_pipeline(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), format_report
     )

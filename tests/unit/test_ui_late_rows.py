@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.page_client import get
-from tests.support.script import Replay, RowsInput, run_local
-from tests.support.ui_dead_letters import with_dead_letters
-from tests.support.ui_states import DAY, S, config, open_page_source, run_pipeline
+from tests.support.local_pipeline_script import DeadLetterReplay, MicroBatch, run_local_script
+from tests.support.ui_dead_letter_pipeline import run_pipeline_with_late_dead_letter
+from tests.support.ui_page_client import fetch_page
+from tests.support.ui_pipeline_states import DAY, S, open_page_source, run_two_source_pipeline, write_two_source_config
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
@@ -33,13 +33,13 @@ def test_replayed_rows_no_longer_count_as_late(tmp_path: Path) -> None:
         late_data="dlq",
     )
 
-    def rows_at_ms(*times: int) -> RowsInput:
-        return RowsInput({"a": [{"ts": t * MS, "u": "a"} for t in times]})
+    def rows_at_ms(*times: int) -> MicroBatch:
+        return MicroBatch({"a": [{"ts": t * MS, "u": "a"} for t in times]})
 
-    script = [rows_at_ms(0, 2, 8, 9), rows_at_ms(100), rows_at_ms(5), Replay()]
+    script = [rows_at_ms(0, 2, 8, 9), rows_at_ms(100), rows_at_ms(5), DeadLetterReplay()]
     for number, late, replayed in ((3, 1, 0), (4, 0, 1)):
         home = tmp_path / str(number)
-        run_local(window, script[:number], {"u": "string"}, state_dir=str(home), flush=False)
+        run_local_script(window, script[:number], {"u": "string"}, state_dir=str(home), flush=False)
         with FilesStore(home, "law").peek() as snapshot:
             assert snapshot is not None
             total = build_accounting([snapshot.commit]).total
@@ -49,34 +49,34 @@ def test_replayed_rows_no_longer_count_as_late(tmp_path: Path) -> None:
 
 
 def test_late_rows_link_to_dead_letters_and_keys_show_their_late_rows(tmp_path: Path) -> None:
-    running = serve_pages([open_page_source(with_dead_letters(tmp_path))], 0)
+    running = serve_pages([open_page_source(run_pipeline_with_late_dead_letter(tmp_path))], 0)
     try:
-        letters_page = get(running, "/letters?reason=late")
+        letters_page = fetch_page(running, "/letters?reason=late")
         assert letters_page.status == 200
         for text in ("web/1.jsonl", "5 min", "&lt;script&gt;", "1 letter,"):
             assert text in letters_page.text, text
-        assert "0 letters," in get(running, "/letters?reason=future").text
-        key = get(running, "/key?user=u1")
+        assert "0 letters," in fetch_page(running, "/letters?reason=future").text
+        key = fetch_page(running, "/key?user=u1")
         assert "web/1.jsonl" in key.text
         assert "5 min" in key.text
         assert "Last published results" in key.text
-        assert json.loads(get(running, "/ui/key.json?user=u1").body)["history"]["late"][0]["late_us"] == 300 * S
-        other = get(running, "/key?user=u%3Cb%3E")
+        assert json.loads(fetch_page(running, "/ui/key.json?user=u1").body)["history"]["late"][0]["late_us"] == 300 * S
+        other = fetch_page(running, "/key?user=u%3Cb%3E")
         assert "No row of this key was late." in other.text
     finally:
         running.stop()
 
 
 def test_hot_keys_and_shard_skew_are_shown(tmp_path: Path) -> None:
-    file = config("session", tmp_path)
+    file = write_two_source_config("session", tmp_path)
     heavy = [{"ts": DAY + n * S, "user": "heavy"} for n in range(9)]
-    run_pipeline(file, [RowsInput({"web": [*heavy, {"ts": DAY, "user": "light"}], "app": []})])
+    run_two_source_pipeline(file, [MicroBatch({"web": [*heavy, {"ts": DAY, "user": "light"}], "app": []})])
     running = serve_pages([open_page_source(file)], 0)
     try:
-        text = get(running, "/hot").text
+        text = fetch_page(running, "/hot").text
         assert text.index("user=heavy") < text.index("user=light")
-        assert '<a href="/hot">' in get(running, "/ui/size").text
-        size = json.loads(get(running, "/ui/size.json").body)
+        assert '<a href="/hot">' in fetch_page(running, "/ui/size").text
+        size = json.loads(fetch_page(running, "/ui/size.json").body)
         (spread,) = size["shards"]
         assert sum(spread["rows"]) == size["commits"][-1]["rows"]
         assert spread["skew"] == max(spread["rows"]) * len(spread["rows"]) / sum(spread["rows"])

@@ -19,9 +19,16 @@ from urllib.parse import quote
 
 import pytest
 from tests.support.browser import wait_until
-from tests.support.page_client import TagChecker, get
-from tests.support.script import RowsInput
-from tests.support.ui_states import DAY, M, config, draw_script, open_page_source, run_pipeline
+from tests.support.local_pipeline_script import MicroBatch
+from tests.support.ui_page_client import HtmlTagChecker, fetch_page
+from tests.support.ui_pipeline_states import (
+    DAY,
+    M,
+    draw_two_source_script,
+    open_page_source,
+    run_two_source_pipeline,
+    write_two_source_config,
+)
 
 from slackwater.cli.main import main
 from slackwater.errors import StartError
@@ -39,20 +46,20 @@ PATHS = (
 
 
 @pytest.fixture(scope="module")
-def drawn_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = config("session", tmp_path_factory.mktemp("ui"))
-    run_pipeline(file, draw_script(4))
+def ui_config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = write_two_source_config("session", tmp_path_factory.mktemp("ui"))
+    run_two_source_pipeline(file, draw_two_source_script(4))
     return file
 
 
 @pytest.fixture
-def page(drawn_state: Path) -> Iterator[UiServer]:
-    running = serve_pages([open_page_source(drawn_state)], 0, names=["ui.example"])
+def ui_page_server(ui_config_file: Path) -> Iterator[UiServer]:
+    running = serve_pages([open_page_source(ui_config_file)], 0, names=["ui.example"])
     yield running
     running.stop()
 
 
-def events(ui_server: UiServer, path: str, is_complete: Callable[[str], bool]) -> str:
+def read_event_stream(ui_server: UiServer, path: str, is_complete: Callable[[str], bool]) -> str:
     """Read a stream until `is_complete` accepts its text."""
     client = http.client.HTTPConnection("127.0.0.1", ui_server.port, timeout=30)
     client.request("GET", path)
@@ -64,9 +71,9 @@ def events(ui_server: UiServer, path: str, is_complete: Callable[[str], bool]) -
     return received
 
 
-def test_every_response_has_security_headers(page: UiServer) -> None:
+def test_every_response_has_security_headers(ui_page_server: UiServer) -> None:
     for path in (*PATHS, "/key?user=u1", "/key?nix=1", "/nix", "/static/ui.css", "/static/nix", "/closing", "/state/"):
-        answer = get(page, path)
+        answer = fetch_page(ui_page_server, path)
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'self';"), path
         assert "unsafe" not in policy
@@ -75,9 +82,9 @@ def test_every_response_has_security_headers(page: UiServer) -> None:
         assert answer.status in (200, 400, 404), path
 
 
-def test_pages_do_not_contain_markup_that_security_policy_forbids(page: UiServer) -> None:
+def test_pages_do_not_contain_markup_that_security_policy_forbids(ui_page_server: UiServer) -> None:
     for path in ("/", "/key?user=u1", "/closing?from=0&to=9", "/key?nix=<script>"):
-        tags = TagChecker(get(page, path).text).found
+        tags = HtmlTagChecker(fetch_page(ui_page_server, path).text).found
         for tag, attributes in tags:
             assert "style" not in attributes
             assert not [a for a in attributes if a.startswith("on")]
@@ -88,10 +95,10 @@ def test_pages_do_not_contain_markup_that_security_policy_forbids(page: UiServer
         assert all("src" in attributes for tag, attributes in tags if tag == "script")
 
 
-def test_a_page_is_readable_without_scripts(page: UiServer) -> None:
-    text = get(page, "/").text
+def test_a_page_is_readable_without_scripts(ui_page_server: UiServer) -> None:
+    text = fetch_page(ui_page_server, "/").text
     assert "Every row is accounted for" in text
-    tags = TagChecker(text).found
+    tags = HtmlTagChecker(text).found
     drawings = [a for tag, a in tags if tag == "svg"]
     assert len(drawings) >= 5
     assert all(a["role"] == "img" and a["aria-label"] for a in drawings)
@@ -99,20 +106,20 @@ def test_a_page_is_readable_without_scripts(page: UiServer) -> None:
     assert re.search(r"<summary>Output of <code>slackwater why</code>", text)
 
 
-def test_etag_names_commit_and_matching_etag_gets_304(page: UiServer) -> None:
-    epoch = json.loads(get(page, "/ui/top.json").body)["epoch"]
+def test_etag_names_commit_and_matching_etag_gets_304(ui_page_server: UiServer) -> None:
+    epoch = json.loads(fetch_page(ui_page_server, "/ui/top.json").body)["epoch"]
     for path in PATHS:
-        first = get(page, path)
+        first = fetch_page(ui_page_server, path)
         assert first.status == 200
         tag = first.headers["etag"]
         assert tag.startswith(f'"{epoch}-')
-        again = get(page, path, If_None_Match=tag)
+        again = fetch_page(ui_page_server, path, If_None_Match=tag)
         assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
-        assert get(page, path, If_None_Match=f'"x", W/{tag}').status == 304
-        assert get(page, path, If_None_Match='"other"').body == first.body
+        assert fetch_page(ui_page_server, path, If_None_Match=f'"x", W/{tag}').status == 304
+        assert fetch_page(ui_page_server, path, If_None_Match='"other"').body == first.body
 
 
-def test_a_commit_is_loaded_once_for_all_viewers(drawn_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_loaded_once_for_all_viewers(ui_config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look = [], page_cache.load_model
 
     def counted(*arguments: Any, **more: Any) -> Any:
@@ -120,11 +127,12 @@ def test_a_commit_is_loaded_once_for_all_viewers(drawn_state: Path, monkeypatch:
         return look(*arguments, **more)
 
     monkeypatch.setattr(page_cache, "load_model", counted)
-    running = serve_pages([open_page_source(drawn_state)], 0)
+    running = serve_pages([open_page_source(ui_config_file)], 0)
     try:
         statuses: list[list[int]] = []
         threads = [
-            threading.Thread(target=lambda: statuses.append([get(running, p).status for p in PATHS])) for _ in range(12)
+            threading.Thread(target=lambda: statuses.append([fetch_page(running, p).status for p in PATHS]))
+            for _ in range(12)
         ]
         for t in threads:
             t.start()
@@ -137,80 +145,82 @@ def test_a_commit_is_loaded_once_for_all_viewers(drawn_state: Path, monkeypatch:
 
 
 def test_a_new_commit_is_announced_and_shown(tmp_path: Path) -> None:
-    file = config("session", tmp_path)
-    run_pipeline(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+    file = write_two_source_config("session", tmp_path)
+    run_two_source_pipeline(file, [MicroBatch({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
     running = serve_pages([open_page_source(file)], 0)
     try:
-        before = get(running, "/ui/top.json")
+        before = fetch_page(running, "/ui/top.json")
         tag = before.headers["etag"].strip('"')
         lines: list[str] = []
         listener = threading.Thread(
-            target=lambda: lines.append(events(running, f"/ui/events?seen={tag}", lambda s: "event: commit\n" in s))
+            target=lambda: lines.append(
+                read_event_stream(running, f"/ui/events?seen={tag}", lambda s: "event: commit\n" in s)
+            )
         )
         listener.start()
-        run_pipeline(file, [RowsInput({"web": [{"ts": DAY + M, "user": "u2"}], "app": []})])
+        run_two_source_pipeline(file, [MicroBatch({"web": [{"ts": DAY + M, "user": "u2"}], "app": []})])
         listener.join(timeout=60)
         assert not listener.is_alive()
         (_, new) = re.findall(r"(id|data): (\S+)", lines[0])[0]
-        after = get(running, "/ui/top.json", If_None_Match=f'"{tag}"')
+        after = fetch_page(running, "/ui/top.json", If_None_Match=f'"{tag}"')
         assert after.status == 200
         assert json.loads(after.body)["epoch"] == json.loads(before.body)["epoch"] + 1
         assert after.headers["etag"] == f'"{new}"'
-        assert json.loads(get(running, "/ui/rows.json").body)["total"]["rows_in"] == 2
+        assert json.loads(fetch_page(running, "/ui/rows.json").body)["total"]["rows_in"] == 2
         # a viewer that connects later immediately gets the new commit
-        events(running, "/ui/events?seen=other", lambda s: f"data: {new}\n" in s)
+        read_event_stream(running, "/ui/events?seen=other", lambda s: f"data: {new}\n" in s)
     finally:
         running.stop()
 
 
-def test_requests_for_other_hosts_and_methods_are_refused(page: UiServer) -> None:
-    assert get(page, "/", Host="ui.example").status == 200
-    assert get(page, "/", Host="localhost:1").status == 200
-    assert get(page, "/", Host="evil.example").status == 421
-    client = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+def test_requests_for_other_hosts_and_methods_are_refused(ui_page_server: UiServer) -> None:
+    assert fetch_page(ui_page_server, "/", Host="ui.example").status == 200
+    assert fetch_page(ui_page_server, "/", Host="localhost:1").status == 200
+    assert fetch_page(ui_page_server, "/", Host="evil.example").status == 421
+    client = http.client.HTTPConnection("127.0.0.1", ui_page_server.port, timeout=30)
     client.request("POST", "/")
     assert client.getresponse().status == 405
     client.close()
 
 
-def test_listening_on_public_address_requires_token(drawn_state: Path) -> None:
+def test_listening_on_public_address_requires_token(ui_config_file: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(StartError, match="other machines can reach this address"):
-            serve_pages([open_page_source(drawn_state)], 0, host)
+            serve_pages([open_page_source(ui_config_file)], 0, host)
     with pytest.raises(StartError, match="at least 8"):
-        serve_pages([open_page_source(drawn_state)], 0, token="short")
-    running = serve_pages([open_page_source(drawn_state)], 0, "0.0.0.0", token="an open secret")
+        serve_pages([open_page_source(ui_config_file)], 0, token="short")
+    running = serve_pages([open_page_source(ui_config_file)], 0, "0.0.0.0", token="an open secret")
     try:
         for path in (*PATHS, "/key?user=u1", "/static/ui.css", "/ui/events", "/state/", "/?token=wrong", "/?token="):
-            refused = get(running, path)
+            refused = fetch_page(running, path)
             assert (refused.status, b"token" in refused.body) == (401, True), path
-        welcome = get(running, "/key?user=u1&token=an+open+secret")
+        welcome = fetch_page(running, "/key?user=u1&token=an+open+secret")
         assert (welcome.status, welcome.headers["location"]) == (303, "/key?user=u1")
-        assert get(running, "//evil.example/?token=an+open+secret").headers["location"] == "/evil.example/"
+        assert fetch_page(running, "//evil.example/?token=an+open+secret").headers["location"] == "/evil.example/"
         cookie = welcome.headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "an open secret" not in cookie
-        assert get(running, "/", Cookie=cookie.partition(";")[0]).status == 200
-        assert get(running, "/", Cookie=cookie.partition(";")[0] + "0").status == 401
-        assert get(running, "/", Cookie="\x80=;;=").status in (400, 401)
-        assert get(running, "/", Authorization="Bearer an open secret").status == 200
+        assert fetch_page(running, "/", Cookie=cookie.partition(";")[0]).status == 200
+        assert fetch_page(running, "/", Cookie=cookie.partition(";")[0] + "0").status == 401
+        assert fetch_page(running, "/", Cookie="\x80=;;=").status in (400, 401)
+        assert fetch_page(running, "/", Authorization="Bearer an open secret").status == 200
     finally:
         running.stop()
 
 
-def test_key_links_open_pages_with_windows_of_key(page: UiServer) -> None:
-    bins = json.loads(get(page, "/ui/closing.json").body)["bins"]
+def test_key_links_open_pages_with_windows_of_key(ui_page_server: UiServer) -> None:
+    bins = json.loads(fetch_page(ui_page_server, "/ui/closing.json").body)["bins"]
     links = []
     for b in bins:
-        text = get(page, f"/closing?from={b['from_us']}&to={b['to_us']}").text
+        text = fetch_page(ui_page_server, f"/closing?from={b['from_us']}&to={b['to_us']}").text
         links += re.findall(r'href="(/key\?[^"]*)"', text)
     assert len(links) == sum(b["count"] for b in bins)
     assert "/key?user" in links  # NULL
     for link in sorted(set(links)):
-        key_page = get(page, link)
+        key_page = fetch_page(ui_page_server, link)
         assert key_page.status == 200, link
         assert "not contain a window of this key" not in key_page.text, link
-        record = json.loads(get(page, link.replace("/key?", "/ui/key.json?")).body)
+        record = json.loads(fetch_page(ui_page_server, link.replace("/key?", "/ui/key.json?")).body)
         assert record["bars"]
 
 
@@ -229,36 +239,38 @@ def test_key_links_open_pages_with_windows_of_key(page: UiServer) -> None:
         ("/state/scan?where=nix", 400, "nix"),
     ],
 )
-def test_invalid_request_gets_error_status_and_message(page: UiServer, path: str, status: int, message: str) -> None:
-    answer = get(page, path)
+def test_invalid_request_gets_error_status_and_message(
+    ui_page_server: UiServer, path: str, status: int, message: str
+) -> None:
+    answer = fetch_page(ui_page_server, path)
     assert (answer.status, message in answer.text) == (status, True), answer.text
     assert "Traceback" not in answer.text
     assert "<b>" not in answer.text
 
 
 def test_unreadable_state_is_reported_until_state_is_readable(tmp_path: Path) -> None:
-    file = config("session", tmp_path)
+    file = write_two_source_config("session", tmp_path)
     running = serve_pages([open_page_source(file)], 0)
     try:
-        first = get(running, "/")
+        first = fetch_page(running, "/")
         assert first.status == 200
         assert "there is no state yet" in first.text
         assert 'class="sentence still"' in first.text
         assert 'http-equiv="refresh"' in first.text
-        assert "there is no state yet" in get(running, "/ui/top").text
-        assert "there is no state yet" in json.loads(get(running, "/ui/top.json").body)["error"]
-        run_pipeline(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
-        events(running, "/ui/events?seen=none", lambda s: "data: 0-" in s)
-        assert get(running, "/").status == 200
+        assert "there is no state yet" in fetch_page(running, "/ui/top").text
+        assert "there is no state yet" in json.loads(fetch_page(running, "/ui/top.json").body)["error"]
+        run_two_source_pipeline(file, [MicroBatch({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+        read_event_stream(running, "/ui/events?seen=none", lambda s: "data: 0-" in s)
+        assert fetch_page(running, "/").status == 200
         manifests = tmp_path / "state" / "law" / "manifests"
         (latest,) = manifests.glob("*.json")
         whole = latest.read_text()
         (manifests / "000000001.json").write_text(whole.replace('"epoch":0', '"epoch":1'))
-        events(running, "/ui/events?seen=none", lambda s: "data: problem-" in s)
-        assert "is damaged" in get(running, "/").text
+        read_event_stream(running, "/ui/events?seen=none", lambda s: "data: problem-" in s)
+        assert "is damaged" in fetch_page(running, "/").text
         (manifests / "000000001.json").unlink()
-        events(running, "/ui/events?seen=none", lambda s: "data: 0-" in s)
-        assert get(running, "/").status == 200
+        read_event_stream(running, "/ui/events?seen=none", lambda s: "data: 0-" in s)
+        assert fetch_page(running, "/").status == 200
     finally:
         running.stop()
 
@@ -268,8 +280,8 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
     for name in ("one", "two"):
         home = tmp_path / name
         home.mkdir()
-        file = config("tumbling", home)
-        run_pipeline(file, draw_script(2))
+        file = write_two_source_config("tumbling", home)
+        run_two_source_pipeline(file, draw_two_source_script(2))
         state = home / "state"
         file.write_text(file.read_text().replace('name = "law"', f'name = "{name}"', 1))
         if name == "one":
@@ -279,25 +291,25 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         files.append(file)
     running = serve_pages([open_page_source(f) for f in files], 0)
     try:
-        text = get(running, "/").text
+        text = fetch_page(running, "/").text
         assert "there is no state yet" in text
         assert "Every row is accounted for" in text
         assert 'href="/p/law/"' in text
-        assert get(running, "/p/one/").status == 200
-        pipeline_page = get(running, "/p/law/").text
+        assert fetch_page(running, "/p/one/").status == 200
+        pipeline_page = fetch_page(running, "/p/law/").text
         assert 'sse-swap="rows"' in pipeline_page
         assert 'sse-connect="/p/law/ui/events' in pipeline_page
-        assert get(running, "/p/law/ui/rows.json").status == 200
-        assert get(running, "/p/law").status in (200, 307)
+        assert fetch_page(running, "/p/law/ui/rows.json").status == 200
+        assert fetch_page(running, "/p/law").status in (200, 307)
     finally:
         running.stop()
     with pytest.raises(StartError, match="with the same name"):
         serve_pages([open_page_source(files[1]), open_page_source(files[1])], 0)
 
 
-def test_limit_of_event_streams_leaves_room_for_page_requests(page: UiServer) -> None:
+def test_limit_of_event_streams_leaves_room_for_page_requests(ui_page_server: UiServer) -> None:
     """Open all connections before the first request, so that the server decides all requests at the same time."""
-    clients = [socket.create_connection(("127.0.0.1", page.port), timeout=30) for _ in range(128)]
+    clients = [socket.create_connection(("127.0.0.1", ui_page_server.port), timeout=30) for _ in range(128)]
     try:
         for client in clients:
             client.sendall(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -305,14 +317,14 @@ def test_limit_of_event_streams_leaves_room_for_page_requests(page: UiServer) ->
         assert answers.count(b"HTTP/1.1 200") == page_server.VIEWERS
         assert answers.count(b"HTTP/1.1 503") == 128 - page_server.VIEWERS
         for _ in range(3):
-            assert get(page, "/").status == 200
-        assert get(page, "/ui/events").status == 503
+            assert fetch_page(ui_page_server, "/").status == 200
+        assert fetch_page(ui_page_server, "/ui/events").status == 503
     finally:
         for client in clients:
             client.close()
 
     def is_followed() -> bool:
-        with socket.create_connection(("127.0.0.1", page.port), timeout=30) as client:
+        with socket.create_connection(("127.0.0.1", ui_page_server.port), timeout=30) as client:
             client.sendall(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return client.recv(12) == b"HTTP/1.1 200"
 
@@ -320,8 +332,8 @@ def test_limit_of_event_streams_leaves_room_for_page_requests(page: UiServer) ->
 
 
 @pytest.mark.parametrize("path", ["/ui/events", "/ui/events?blocks", "/", "/key?user=u1", "/ui/top.json"])
-def test_head_response_ends_without_body(page: UiServer, path: str) -> None:
-    with socket.create_connection(("127.0.0.1", page.port), timeout=30) as client:
+def test_head_response_ends_without_body(ui_page_server: UiServer, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", ui_page_server.port), timeout=30) as client:
         client.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b""
         while part := client.recv(65536):
@@ -331,8 +343,8 @@ def test_head_response_ends_without_body(page: UiServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("epoch", ["9" * 5000, "-1", "1e3", "٣", "%00", "1" * 19])
-def test_invalid_epoch_is_refused_in_one_line(page: UiServer, epoch: str) -> None:
-    answer = get(page, f"/epoch/{quote(epoch, safe='%')}")
+def test_invalid_epoch_is_refused_with_a_one_line_error(ui_page_server: UiServer, epoch: str) -> None:
+    answer = fetch_page(ui_page_server, f"/epoch/{quote(epoch, safe='%')}")
     assert answer.status == 400
     assert answer.text.startswith("epoch: found ")
     assert answer.text.count("\n") == 1
@@ -341,7 +353,7 @@ def test_invalid_epoch_is_refused_in_one_line(page: UiServer, epoch: str) -> Non
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def command(
+def run_ui_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[Any, str, str]:
     monkeypatch.setattr(sys, "argv", ["slackwater", "ui", *arguments])
@@ -352,18 +364,18 @@ def command(
 
 
 def test_a_page_is_saved_as_one_file(
-    drawn_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ui_config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = tmp_path / "incident.html"
-    code, out, _ = command(monkeypatch, capsys, str(drawn_state), "--save", str(to))
+    code, out, _ = run_ui_command(monkeypatch, capsys, str(ui_config_file), "--save", str(to))
     assert (code or 0, out.startswith(f"saved {to}, ")) == (0, True)
     text = to.read_text()
-    tags = TagChecker(text).found
+    tags = HtmlTagChecker(text).found
     assert not [a for t, a in tags if t in ("script", "link", "img", "a") and a.get("href") != "#main"]
     assert "Every row is accounted for" in text
     assert "url(http" not in text
     assert '"rows_in"' in text or "&#34;rows_in&#34;" in text
-    code, _, err = command(monkeypatch, capsys, str(drawn_state), "--save", str(tmp_path / "no" / "x.html"))
+    code, _, err = run_ui_command(monkeypatch, capsys, str(ui_config_file), "--save", str(tmp_path / "no" / "x.html"))
     assert (code, err) == (
         1,
         f"error: --save {tmp_path}/no/x.html: cannot be written (No such file or directory); choose another path\n",
@@ -371,16 +383,18 @@ def test_a_page_is_saved_as_one_file(
 
 
 def test_ui_command_reports_invalid_arguments(
-    drawn_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ui_config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = command(monkeypatch, capsys, str(drawn_state), "--host", "0.0.0.0")
+    code, _, err = run_ui_command(monkeypatch, capsys, str(ui_config_file), "--host", "0.0.0.0")
     assert code == 1
     assert err.startswith("error: --host 0.0.0.0: other machines can reach this address")
-    code, _, err = command(monkeypatch, capsys, str(drawn_state), str(drawn_state), "--save", str(tmp_path / "x.html"))
+    code, _, err = run_ui_command(
+        monkeypatch, capsys, str(ui_config_file), str(ui_config_file), "--save", str(tmp_path / "x.html")
+    )
     assert (code, "pass one FILE" in err) == (1, True)
-    in_memory = drawn_state.read_text().partition("[state_store]")[0] + '[state_store]\nkind = "in_memory"\n'
-    drawn_state.with_name("memory.toml").write_text(in_memory)
-    code, _, err = command(monkeypatch, capsys, str(drawn_state.with_name("memory.toml")))
+    in_memory = ui_config_file.read_text().partition("[state_store]")[0] + '[state_store]\nkind = "in_memory"\n'
+    ui_config_file.with_name("memory.toml").write_text(in_memory)
+    code, _, err = run_ui_command(monkeypatch, capsys, str(ui_config_file.with_name("memory.toml")))
     assert (code, "its state is in memory" in err) == (1, True)
 
 

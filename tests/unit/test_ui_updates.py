@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.page_client import get
-from tests.support.script import RowsInput
-from tests.support.ui_states import DAY, M, config, open_page_source, run_pipeline
+from tests.support.local_pipeline_script import MicroBatch
+from tests.support.ui_page_client import fetch_page
+from tests.support.ui_pipeline_states import DAY, M, open_page_source, run_two_source_pipeline, write_two_source_config
 
 from slackwater.engine import epoch_driver
 from slackwater.ui import page_cache, page_model, pages
@@ -98,29 +98,29 @@ def test_notification_wakes_the_waiting_viewers_of_every_event_loop() -> None:
     assert bell._listeners == {}
 
 
-def commit(file: Path, number: int, user: str = "u1") -> None:
-    run_pipeline(file, [RowsInput({"web": [{"ts": DAY + number * M, "user": user}], "app": []})])
+def commit_event(file: Path, number: int, user: str = "u1") -> None:
+    run_two_source_pipeline(file, [MicroBatch({"web": [{"ts": DAY + number * M, "user": user}], "app": []})])
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = config("session", tmp_path)
-    commit(path, 0)
+def session_config_file(tmp_path: Path) -> Path:
+    path = write_two_source_config("session", tmp_path)
+    commit_event(path, 0)
     return path
 
 
 @pytest.fixture
-def running(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
+def ui_page_server(session_config_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
     monkeypatch.setattr(page_cache, "PAUSE", 1)
-    server = serve_pages([open_page_source(file)], 0)
+    server = serve_pages([open_page_source(session_config_file)], 0)
     yield server
     server.stop()
     for viewer in threading.enumerate():
-        if isinstance(viewer, Viewer):
+        if isinstance(viewer, PageViewer):
             viewer.join(60)
 
 
-class Viewer(threading.Thread):
+class PageViewer(threading.Thread):
     """A viewer that follows the page and records each update."""
 
     def __init__(self, ui_server: UiServer, path: str) -> None:
@@ -135,12 +135,12 @@ class Viewer(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._follow()
+            self._read_updates()
         finally:
             self._answer.close()
             self._client.close()
 
-    def _follow(self) -> None:
+    def _read_updates(self) -> None:
         buffer = b""
         while part := self._answer.readline():
             buffer += part
@@ -151,18 +151,18 @@ class Viewer(threading.Thread):
                     self.changed.notify_all()
                 buffer = b""
 
-    def wait_for(self, count: int) -> None:
+    def wait_for_updates(self, count: int) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.updates) >= count, 60), self.updates
 
 
-def stream_path(page: str) -> str:
+def find_stream_path(page: str) -> str:
     (path,) = re.findall(r'sse-connect="([^"]*)"', page)
     return path.replace("&amp;", "&")
 
 
 def test_commit_is_rendered_once_and_all_viewers_get_the_changes(
-    file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
+    session_config_file: Path, ui_page_server: UiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn, draw = Counter[str](), pages.render_fragment
 
@@ -170,16 +170,16 @@ def test_commit_is_rendered_once_and_all_viewers_get_the_changes(
         drawn[name] += 1
         return draw(name, *arguments)
 
-    page = get(running, "/").text
+    page = fetch_page(ui_page_server, "/").text
     monkeypatch.setattr(pages, "render_fragment", counted)
-    viewers = [Viewer(running, stream_path(page)) for _ in range(12)]
+    viewers = [PageViewer(ui_page_server, find_stream_path(page)) for _ in range(12)]
     for number in (1, 2):
-        before = {b: get(running, f"/ui/{b}").text for b in pages.BLOCKS}
+        before = {b: fetch_page(ui_page_server, f"/ui/{b}").text for b in pages.BLOCKS}
         drawn.clear()
-        commit(file, number)
+        commit_event(session_config_file, number)
         for viewer in viewers:
-            viewer.wait_for(number)
-        after = {b: get(running, f"/ui/{b}").text for b in pages.BLOCKS}
+            viewer.wait_for_updates(number)
+        after = {b: fetch_page(ui_page_server, f"/ui/{b}").text for b in pages.BLOCKS}
         assert {tuple(v.updates[number - 1].items()) for v in viewers} == {
             tuple(viewers[0].updates[number - 1].items())
         }
@@ -187,18 +187,18 @@ def test_commit_is_rendered_once_and_all_viewers_get_the_changes(
         # viewers get all blocks of their first commit, because the previous one was not rendered
         expected = {b: t for b, t in after.items() if number == 1 or t != before[b]}
         assert {b: t for b, t in sent.items() if b != "commit"} == expected
-        assert sent["commit"] == get(running, "/ui/top.json").headers["etag"].strip('"')
+        assert sent["commit"] == fetch_page(ui_page_server, "/ui/top.json").headers["etag"].strip('"')
         assert drawn["closing"] <= 2, "once for those who follow, once for anyone who asks"
     assert "joins" not in viewers[0].updates[1], "there is none, before as after"
-    late = Viewer(running, "/ui/events?blocks&seen=another")
-    late.wait_for(1)
+    late = PageViewer(ui_page_server, "/ui/events?blocks&seen=another")
+    late.wait_for_updates(1)
     assert set(late.updates[0]) == {*pages.BLOCKS, "commit"}
-    plain = Viewer(running, "/ui/events?seen=another")
-    plain.wait_for(1)
+    plain = PageViewer(ui_page_server, "/ui/events?seen=another")
+    plain.wait_for_updates(1)
     assert set(plain.updates[0]) == {"commit"}
 
 
-def test_page_models_of_past_commits_are_freed(file: Path, running: UiServer) -> None:
+def test_page_models_of_past_commits_are_freed(session_config_file: Path, ui_page_server: UiServer) -> None:
     """Only the latest page model and its update stay in memory."""
 
     def all_kept() -> list[object]:
@@ -213,14 +213,14 @@ def test_page_models_of_past_commits_are_freed(file: Path, running: UiServer) ->
     def new_counts() -> dict[str, int]:
         return dict(Counter(type(o).__name__ for o in all_kept() if id(o) not in earlier_ids))
 
-    viewers = [Viewer(running, stream_path(get(running, "/").text)) for _ in range(3)]
+    viewers = [PageViewer(ui_page_server, find_stream_path(fetch_page(ui_page_server, "/").text)) for _ in range(3)]
     counts = []
     for number in range(1, 5):
-        commit(file, number)
+        commit_event(session_config_file, number)
         for viewer in viewers:
-            viewer.wait_for(number)
-        get(running, "/")
-        get(running, f"/epoch/{number - 1}")
+            viewer.wait_for_updates(number)
+        fetch_page(ui_page_server, "/")
+        fetch_page(ui_page_server, f"/epoch/{number - 1}")
         counts.append(new_counts())
     assert all(set(now) == {"PageModel", "PageUpdate"} and max(now.values()) <= 2 for now in counts), (
         counts
@@ -228,16 +228,16 @@ def test_page_models_of_past_commits_are_freed(file: Path, running: UiServer) ->
 
 
 def test_state_and_viewers_are_not_polled_without_a_commit(
-    file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
+    session_config_file: Path, ui_page_server: UiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Viewers wait for a notification. A state without viewers is not read."""
-    page = get(running, "/").text
+    page = fetch_page(ui_page_server, "/").text
     looks, look = [], page_model.load_model
     monkeypatch.setattr(
         page_cache, "load_model", lambda *arguments, **more: looks.append(1) or look(*arguments, **more)
     )
-    viewers = [Viewer(running, stream_path(page)) for _ in range(5)]
-    (one,) = running._caches
+    viewers = [PageViewer(ui_page_server, find_stream_path(page)) for _ in range(5)]
+    (one,) = ui_page_server._caches
     turns: list[str] = []
     ready = page_cache.PageCache.ready_update.fget
     assert ready is not None
@@ -248,37 +248,37 @@ def test_state_and_viewers_are_not_polled_without_a_commit(
         one.refresh()
         one._next = 0.0  # regardless of the pause
     assert (looks, turns) == ([], [])
-    commit(file, 1)
+    commit_event(session_config_file, 1)
     for viewer in viewers:
-        viewer.wait_for(1)
+        viewer.wait_for_updates(1)
     assert len(looks) == 1
     assert len(turns) == len(viewers)
 
 
-def test_damaged_commit_is_shown_until_it_is_removed(file: Path, running: UiServer) -> None:
-    viewer = Viewer(running, stream_path(get(running, "/").text))
-    manifests = file.parent / "state" / "law" / "manifests"
+def test_damaged_commit_is_shown_until_it_is_removed(session_config_file: Path, ui_page_server: UiServer) -> None:
+    viewer = PageViewer(ui_page_server, find_stream_path(fetch_page(ui_page_server, "/").text))
+    manifests = session_config_file.parent / "state" / "law" / "manifests"
     (latest,) = manifests.glob("*.json")
     (manifests / "000000001.json").write_text(latest.read_text().replace('"epoch":0', '"epoch":1'))
-    viewer.wait_for(1)
+    viewer.wait_for_updates(1)
     assert "is damaged" in viewer.updates[0]["top"]
     (manifests / "000000001.json").unlink()
-    viewer.wait_for(2)
+    viewer.wait_for_updates(2)
     assert "Every row is accounted for" in viewer.updates[1]["top"]
 
 
-def test_stopped_server_disconnects_its_viewers(file: Path) -> None:
-    server = serve_pages([open_page_source(file)], 0)
-    viewers = [Viewer(server, stream_path(get(server, "/").text)) for _ in range(3)]
+def test_stopped_server_disconnects_its_viewers(session_config_file: Path) -> None:
+    server = serve_pages([open_page_source(session_config_file)], 0)
+    viewers = [PageViewer(server, find_stream_path(fetch_page(server, "/").text)) for _ in range(3)]
     server.stop()
     for viewer in viewers:
         viewer.join(60)
         assert not viewer.is_alive()
 
 
-def test_run_of_one_batch_has_a_read_rate(file: Path) -> None:
+def test_run_of_one_batch_has_a_read_rate(session_config_file: Path) -> None:
     """One of the two commits reads all rows, and the other closes the open windows."""
-    page_source = open_page_source(file)
+    page_source = open_page_source(session_config_file)
     with page_source.store.peek() as snapshot:
         assert snapshot is not None
         commit = snapshot.commit
@@ -316,10 +316,10 @@ def test_run_of_one_batch_has_a_read_rate(file: Path) -> None:
     assert text.startswith("A rate needs two kept commits, but only one exists. While an epoch is in progress")
 
 
-def test_throughput_block_shows_the_planning_phase(file: Path) -> None:
+def test_throughput_block_shows_the_planning_phase(session_config_file: Path) -> None:
     """The in-process engine does not plan, so the test sets the planning time in the commits of a run."""
     assert set(throughput_and_size.PHASES) == set(pages.PHASE_LABELS) == set(epoch_driver.PHASES)
-    page_source = open_page_source(file)
+    page_source = open_page_source(session_config_file)
     with page_source.store.peek() as snapshot:
         assert snapshot is not None
         commit = snapshot.commit

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.script import RowsInput, build_pipeline, run_local
-from tests.support.why_states import JOIN, Say, rows_at, why_json
+from tests.support.local_pipeline_script import MicroBatch, build_pipeline, run_local_script
+from tests.support.why_command_fixtures import JOIN, Say, build_user_event_rows, run_why_json
 
 import slackwater as sw
 from slackwater.cli.why import format_report
@@ -21,22 +21,26 @@ from slackwater.state.files.store import FilesStore
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _change_to_temp_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run_join(**more: Any) -> None:
+def run_join_pipeline(**more: Any) -> None:
     Path("p.toml").write_text(JOIN)
     join = toml.loads(JOIN).transform.join
     assert join is not None
-    script = [RowsInput({"orders": rows_at("u1", "9:00", "9:10"), "payments": rows_at("u2", "9:08")})]
+    script = [
+        MicroBatch(
+            {"orders": build_user_event_rows("u1", "9:00", "9:10"), "payments": build_user_event_rows("u2", "9:08")}
+        )
+    ]
     types = {"user": "string", "price": "decimal(10,2)"}
-    run_local(join, script, types, ("orders", "payments"), flush=False, state_dir="state", **more)
+    run_local_script(join, script, types, ("orders", "payments"), flush=False, state_dir="state", **more)
 
 
-def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> None:
-    run_join()
-    printed = say()
+def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(run_why: Say) -> None:
+    run_join_pipeline()
+    printed = run_why()
     assert printed[2].startswith("watermark  2024-03-01T09:07:00Z, ")
     assert printed[3].startswith('held by    source "payments": it had rows in this epoch')
     table = printed[printed.index("") + 1 :]
@@ -48,21 +52,21 @@ def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> Non
         ["a pair is emitted in the epoch that reads its second row"],
         ["a row of the left side without a partner is emitted when it leaves the state"],
     ]
-    report = why_json(say)
+    report = run_why_json(run_why)
     assert (report["kind"], report["open_windows"], report["next"]) == ("join", 0, [])
     assert [(s["side"], s["rows"], s["outer"]) for s in report["sides"]] == [("left", 2, True), ("right", 1, False)]
     assert report["holder"]["source"] == "payments"
 
 
-def test_why_of_a_join_rejects_a_key(say: Say) -> None:
-    run_join()
-    assert say("--key", "user=u1") == ["1 error: law: --key: a join has no windows to look up by key; omit --key"]
+def test_why_of_a_join_rejects_a_key(run_why: Say) -> None:
+    run_join_pipeline()
+    assert run_why("--key", "user=u1") == ["1 error: law: --key: a join has no windows to look up by key; omit --key"]
 
 
 def test_why_reports_the_holder_for_a_window_over_joined_rows() -> None:
     counts = [sw.Aggregation(agg="count", as_="n")]
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
-    run_join(downstream=window)
+    run_join_pipeline(downstream=window)
     pipeline = build_pipeline(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
     printed = list(format_report(build_why_report(pipeline, FilesStore("state", "law"), 0), "p.toml"))
     assert printed[-1].startswith('stage "')

@@ -11,8 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.three_stage_pipeline import SCHEMA, TEXT, run_pipeline
-from tests.support.why_states import NOON, Say, rows_at, us, why_json
+from tests.support.three_stage_pipeline import SCHEMA, TEXT, run_three_stage_pipeline
+from tests.support.why_command_fixtures import (
+    NOON,
+    Say,
+    build_user_event_rows,
+    clock_time_to_microseconds,
+    run_why_json,
+)
 
 import slackwater as sw
 from slackwater.config import toml
@@ -20,16 +26,16 @@ from slackwater.testing.local_pipeline import LocalPipeline
 
 
 @pytest.fixture(autouse=True)
-def _ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _run_three_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run_pipeline(tmp_path)
+    run_three_stage_pipeline(tmp_path)
 
 
 ROOT = 'whose watermark is held by source "orders", partition o-1'
 
 
-def test_why_describes_every_stage_and_key(say: Say) -> None:
-    first, *printed = say("--key", "user=u1")
+def test_why_describes_every_stage_and_key(run_why: Say) -> None:
+    first, *printed = run_why("--key", "user=u1")
     assert first.startswith("law: epoch 1, committed 2024-03-01T12:00:45Z, ")
     del printed[1]
     assert printed == [
@@ -75,8 +81,8 @@ def test_why_describes_every_stage_and_key(say: Say) -> None:
     ]  # fmt: skip
 
 
-def test_stage_option_limits_answer_to_one_stage(say: Say) -> None:
-    printed = say("--stage", "minutes")
+def test_stage_option_limits_answer_to_one_stage(run_why: Say) -> None:
+    printed = run_why("--stage", "minutes")
     assert printed[2].startswith("watermark  2024-03-01T09:49:00Z, ")
     assert printed[3:] == [
         f'held by    stage "sessions", {ROOT}: quiet for 45.0 s, since 2024-03-01T12:00:00Z',
@@ -86,34 +92,34 @@ def test_stage_option_limits_answer_to_one_stage(say: Say) -> None:
         "",
         "no window is open",
     ]
-    report = why_json(say, "--stage", "minutes")
+    report = run_why_json(run_why, "--stage", "minutes")
     assert (report["stage"], report["through"], report["stages"]) == ("minutes", ["sessions"], [])
     assert report["holder"]["partition"] == "o-1"
-    assert [s["stage"] for s in why_json(say)["stages"]] == ["sessions", "minutes", "seen"]
+    assert [s["stage"] for s in run_why_json(run_why)["stages"]] == ["sessions", "minutes", "seen"]
 
 
-def test_unknown_stage_or_key_is_reported_with_available_names(say: Say) -> None:
-    assert say("--stage", "minute") == [
+def test_unknown_stage_or_key_is_reported_with_available_names(run_why: Say) -> None:
+    assert run_why("--stage", "minute") == [
         '1 error: law: --stage: found "minute", which is not a stage of the state in epoch 1; did you mean "minutes"?; '
         "available: sessions, minutes, seen"
     ]
-    assert say("--key", "usr=u1") == [
+    assert run_why("--key", "usr=u1") == [
         "1 error: law: --key: no stage has windows with these key columns; key columns by stage: "
         "sessions: user; minutes: user; seen: none"
     ]
 
 
-def test_idle_sources_of_first_stage_hold_watermark_of_last_stage(say: Say) -> None:
+def test_idle_sources_of_first_stage_hold_watermark_of_last_stage(run_why: Say) -> None:
     with LocalPipeline(toml.loads(TEXT), SCHEMA, state_dir="state", capture_losses=False, clock_us=NOON) as test:
         test.quiet("2m")
-    printed = say()
+    printed = run_why()
     assert printed[3] == (
         'held by    nothing: stage "minutes", which waits for stage "sessions", whose sources are all idle; the watermark does not move until one of them has an event'
     )
     assert printed[6].endswith("all sources are idle")
 
 
-def test_window_waits_for_any_idle_source_and_every_lagging_source(say: Say) -> None:
+def test_window_waits_for_any_idle_source_and_every_lagging_source(run_why: Say) -> None:
     """A window waits for a stage over idle sources and for one more source."""
     text = TEXT.split('[[stages]]\nname = "seen"')[0] + TEXT[TEXT.index("[target]") :]
     text = text.replace('name = "minutes"\nfrom = "sessions"', 'name = "minutes"\nfrom = ["sessions", "clicks"]')
@@ -125,10 +131,16 @@ def test_window_waits_for_any_idle_source_and_every_lagging_source(say: Say) -> 
     )
     Path("p.toml").write_text(text)
     with LocalPipeline(toml.loads(text), SCHEMA, state_dir="other", capture_losses=False, clock_us=NOON) as test:
-        test.pipe({"orders": rows_at("u1", "9:00"), "more": rows_at("u1", "9:01"), "clicks": rows_at("u2", "9:10")})
+        test.pipe(
+            {
+                "orders": build_user_event_rows("u1", "9:00"),
+                "more": build_user_event_rows("u1", "9:01"),
+                "clicks": build_user_event_rows("u2", "9:10"),
+            }
+        )
         test.quiet("2m")
-        test.pipe({"clicks": rows_at("u2", "9:11")})
-    (line,) = [x for x in say("--stage", "minutes") if x.startswith("  2024-03-01T09:11:00Z")]
+        test.pipe({"clicks": build_user_event_rows("u2", "9:11")})
+    (line,) = [x for x in run_why("--stage", "minutes") if x.startswith("  2024-03-01T09:11:00Z")]
     assert line.endswith(
         'an event is seen on "clicks" at or after 2024-03-01T09:12:00Z and ("orders" or "more" at or after 2024-03-01T09:13:00Z)'
     )
@@ -136,6 +148,6 @@ def test_window_waits_for_any_idle_source_and_every_lagging_source(say: Say) -> 
 
 def test_python_why_reports_key_and_stage_of_same_answer() -> None:
     report = sw.why("p.toml", key={"user": "u2"}, stage="sessions")
-    assert report.key is not None and [o.start_us for o in report.key.open] == [us("9:50")]
+    assert report.key is not None and [o.start_us for o in report.key.open] == [clock_time_to_microseconds("9:50")]
     assert sw.why("p.toml").stage == "seen"
     assert "seen" in sw.why("p.toml")._repr_html_()

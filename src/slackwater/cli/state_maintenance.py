@@ -26,7 +26,7 @@ from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.migrations import FORMAT, STEPS
 from slackwater.state.protocol import StateStore
-from slackwater.state.store_access import edit_state, missing_state_error
+from slackwater.state.store_access import lock_stopped_state, missing_state_error
 from slackwater.watermark import NO_WATERMARK
 
 # -- verify, sizes, history, compact -----------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def migrate(location: StateLocation, dry_run: bool) -> None:
         print("nothing was changed (--dry-run)")
         return
     store = location.open_store()
-    with edit_state(store) as commit:
+    with lock_stopped_state(store) as commit:
         done = store.commit(commit.successor(committed_us=_now()))
     print(f"committed as epoch {done.epoch}, in format {done.format}; earlier versions of slackwater cannot read it")
 
@@ -301,7 +301,7 @@ def reset_state(location: StateLocation, offsets: Sequence[str], dry_run: bool) 
 
 
 def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -> Commit:
-    with edit_state(store) as commit:
+    with lock_stopped_state(store) as commit:
         moves = reset_offsets.plan_moves(commit, offsets, config)
         _print_moves(commit, moves)
         if all(m.before == m.after for m in moves):

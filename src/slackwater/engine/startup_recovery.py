@@ -78,7 +78,7 @@ class StartupRecovery:
         state = _with_stages(state, names, operators, pairs.matched)
         migrates = comparison is not None and comparison.migrates
         stages = [
-            replace(s, operator=state_migration.continue_state(s.operator, before, migrates))
+            replace(s, operator=state_migration.operator_for_state(s.operator, before, migrates))
             for s, before in zip(stages, state.stages, strict=True)
         ]
         for stage, before in zip(stages, pairs.matched, strict=True):
@@ -117,7 +117,7 @@ class StartupRecovery:
         with timer.phase("read"):
             stages_and_states = zip(stages, state.stages, strict=True)
             migrations = [
-                state_migration.read_stage(s.operator, self.store, before, epoch, s.number)
+                state_migration.read_stage_state(s.operator, self.store, before, epoch, s.number)
                 for s, before in stages_and_states
             ]
         with timer.phase("stage"):

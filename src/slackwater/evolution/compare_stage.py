@@ -56,24 +56,24 @@ class StageComparison:
     prefix: str
 
     @property
-    def rows(self) -> int:
+    def state_row_count(self) -> int:
         return sum(m.rows for m in self.state.metas)
 
     @property
-    def open(self) -> int:
+    def open_window_count(self) -> int:
         return sum(self.state.windows) or sum(sum(groups) for groups in self.state.panes.values())
 
-    def change(self, key: str, before: Any, after: Any, verdict: str, how: str) -> KeyChange:
+    def key_change(self, key: str, before: Any, after: Any, verdict: str, how: str) -> KeyChange:
         return KeyChange(self.prefix + key, before, after, verdict, how)
 
-    def changes(self) -> Iterator[KeyChange]:
+    def find_changes(self) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
-        was, now = kind_name(wrote.get("kind")), find_type_by_step(self.step).name
+        was, now = step_type_name(wrote.get("kind")), find_type_by_step(self.step).name
         if was != now:
-            how = f"{self.rows:,} state rows belong to a {was}"
+            how = f"{self.state_row_count:,} state rows belong to a {was}"
             if was == find_type_by_step(ROWS).name:
                 how = "the rows that were read so far are no longer available"
-            yield self.change("kind", was, now, REBUILD, how)
+            yield self.key_change("kind", was, now, REBUILD, how)
         elif isinstance(self.step, Join):
             yield from self._join(self.step)
         elif isinstance(self.step, Window):
@@ -91,8 +91,8 @@ class StageComparison:
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):
                 lost = True
-                how = f"{self.rows:,} state rows are aggregated by the previous windows and cannot be split"
-                yield self.change(key, wrote.get(key), getattr(new, key), REBUILD, how)
+                how = f"{self.state_row_count:,} state rows are aggregated by the previous windows and cannot be split"
+                yield self.key_change(key, wrote.get(key), getattr(new, key), REBUILD, how)
         yield from self._keys(new)
         if not lost:
             yield from self._session(new)
@@ -111,8 +111,8 @@ class StageComparison:
         was, columns = list(self.state.fingerprint.get("keys", [])), self._columns()
         now = [f"{k} {columns[k].type}" if k in columns else k for k in new.group_by]
         if was != now:
-            how = f"{self.rows:,} state rows are stored by the old keys and cannot be re-keyed"
-            yield self.change("keys", was, now, REBUILD, how)
+            how = f"{self.state_row_count:,} state rows are stored by the old keys and cannot be re-keyed"
+            yield self.key_change("keys", was, now, REBUILD, how)
 
     def _session(self, new: Window) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
@@ -121,30 +121,28 @@ class StageComparison:
         is_described = bool(self.state.described)
         if gap != after and isinstance(gap, str) and isinstance(after, str):
             how = "it applies to rows read after the next start; earlier rows keep their gaps"
-            yield self.change("gap_ms", gap, after, COMPATIBLE, how)
+            yield self.key_change("gap_ms", gap, after, COMPATIBLE, how)
         elif gap != after and (isinstance(gap, str) or isinstance(after, str)):
-            how = (
-                f"{self.rows:,} state rows were stored for {'a gap per row' if isinstance(gap, str) else 'a fixed gap'}"
-            )
-            yield self.change("gap_ms", gap, after, REBUILD, how)
+            how = f"{self.state_row_count:,} state rows were stored for {'a gap per row' if isinstance(gap, str) else 'a fixed gap'}"
+            yield self.key_change("gap_ms", gap, after, REBUILD, how)
         elif gap != after:
-            how = _describe_gap_change(int(gap or 0), int(after or 0), self.open)
+            how = _describe_gap_change(int(gap or 0), int(after or 0), self.open_window_count)
             yield self._if_described("gap_ms", gap, after, is_described, how)
         if cap == above:
             return
         if int(above or 0) < int(cap or 0):
-            how = f"{self.open:,} open sessions may already be longer, and aggregated rows cannot be split"
-            yield self.change("max_session_duration_ms", cap, above, REBUILD, how)
+            how = f"{self.open_window_count:,} open sessions may already be longer, and aggregated rows cannot be split"
+            yield self.key_change("max_session_duration_ms", cap, above, REBUILD, how)
         else:
-            how = f"{self.open:,} open sessions may grow to the new limit; sessions that were cut stay cut"
+            how = f"{self.open_window_count:,} open sessions may grow to the new limit; sessions that were cut stay cut"
             yield self._if_described("max_session_duration_ms", cap, above, is_described, how)
 
     def _if_described(self, key: str, before: Any, after: Any, is_described: bool, how: str) -> KeyChange:
         """Return a migration, or a rebuild if the state does not describe the window that it was written for."""
         if is_described:
-            return self.change(key, before, after, MIGRATED, how)
+            return self.key_change(key, before, after, MIGRATED, how)
         why = "the state does not describe its window, because an earlier version wrote it or an aggregation is custom"
-        return self.change(key, before, after, REBUILD, why)
+        return self.key_change(key, before, after, REBUILD, why)
 
     def _aggregations(self, new: Window, old: Window | None) -> Iterator[KeyChange]:
         was = dict(self.state.fingerprint.get("aggregations", {}))
@@ -156,26 +154,28 @@ class StageComparison:
             if spec.as_ not in was:
                 yield self._added_aggregation(label, spec, now, is_described)
             elif was[spec.as_] == (former := _fingerprint(spec, columns, is_former=True)) and former != now:
-                how = f"{self.rows:,} state rows hold rounded sums; new values are added to them without loss"
-                yield self.change(label, was[spec.as_], now, MIGRATED, how)
+                how = (
+                    f"{self.state_row_count:,} state rows hold rounded sums; new values are added to them without loss"
+                )
+                yield self.key_change(label, was[spec.as_], now, MIGRATED, how)
             elif now != was[spec.as_] and (now is not None or is_described):
-                how = f"{self.rows:,} state rows hold the previous aggregation; to keep them, give the new aggregation another name"
-                yield self.change(label, was[spec.as_], now or spec.call, REBUILD, how)
+                how = f"{self.state_row_count:,} state rows hold the previous aggregation; to keep them, give the new aggregation another name"
+                yield self.key_change(label, was[spec.as_], now or spec.call, REBUILD, how)
             elif (before := policies.get(spec.as_, spec.on_overflow)) != spec.on_overflow:
                 how = "it applies to results that overflow after the next start"
-                yield self.change(f"{label} on_overflow", before, spec.on_overflow, COMPATIBLE, how)
+                yield self.key_change(f"{label} on_overflow", before, spec.on_overflow, COMPATIBLE, how)
         for name in was.keys() - {a.as_ for a in new.aggregations}:
-            how = f"it is removed from {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
+            how = f"it is removed from {self.state_row_count:,} state rows; a table keeps the column, and new rows leave it empty"
             yield self._if_described(f'aggregation "{name}"', was[name], None, is_described, how)
 
     def _added_aggregation(self, label: str, spec: Aggregation, now: str | None, is_described: bool) -> KeyChange:
         problem = _neutral_problem(spec)
         if problem is not None:
-            how = f"{problem}, so the {self.open:,} open windows cannot add it"
-            return self.change(label, None, now or spec.call, REBUILD, how)
+            how = f"{problem}, so the {self.open_window_count:,} open windows cannot add it"
+            return self.key_change(label, None, now or spec.call, REBUILD, how)
         kind = "" if now is not None else " (the start determines the types of its columns)"
         how = (
-            f"{self.open:,} open windows compute it only from rows read after the next start; without new rows, it is NULL, 0 for a count, "
+            f"{self.open_window_count:,} open windows compute it only from rows read after the next start; without new rows, it is NULL, 0 for a count, "
             f"or an empty list{kind}; the target table needs the column"
         )
         return self._if_described(label, None, now or spec.call, is_described, how)
@@ -195,10 +195,10 @@ class StageComparison:
             verdict = COMPATIBLE
             if rewrites and key in ("emit", "late_data", "allowed_lateness_ms", "lateness_ms"):
                 verdict, is_explained = MIGRATED, True
-            yield self.change(key, before, after, verdict, BY_KEY[key](before, after, self.state))
+            yield self.key_change(key, before, after, verdict, BY_KEY[key](before, after, self.state))
         if rewrites and not is_explained:
-            how = f"{self.rows:,} state rows are rewritten; windows that left the state are not restored"
-            yield self.change("emission", was, now, MIGRATED, how)
+            how = f"{self.state_row_count:,} state rows are rewritten; windows that left the state are not restored"
+            yield self.key_change("emission", was, now, MIGRATED, how)
 
     # -- joins ---------------------------------------------------------------------------------------------------
 
@@ -215,7 +215,9 @@ class StageComparison:
             if key == "columns" and (came := added_columns.added_side_columns(wrote.get(key), now[key])) is not None:
                 yield from self._added_columns(came)
             elif wrote.get(key) != now[key]:
-                yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
+                yield self.key_change(
+                    key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.state_row_count, 'row')})"
+                )
         described = self.state.described.get("join")
         old = None if described is None else Join.parse_partial(dict(described), "state", "", [])
         yield from self._settings(new, old)
@@ -237,7 +239,7 @@ class StageComparison:
         change is compatible.
         """
         data = self.state.described.get("step")
-        unreadable = f"the new step cannot read {plural(self.rows, 'state row')} of the previous step"
+        unreadable = f"the new step cannot read {plural(self.state_row_count, 'state row')} of the previous step"
         with forbid_imports():
             old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
         changed_keys = set[str]()
@@ -248,22 +250,22 @@ class StageComparison:
                 continue
             changed_keys.add(key)
             if key in new.STATE_KEYS:
-                yield self.change(key, before, after, REBUILD, unreadable)
+                yield self.key_change(key, before, after, REBUILD, unreadable)
             else:
                 how = BY_KEY[key](before, after, self.state) if key in BY_KEY else "it applies from the next start on"
-                yield self.change(key, before, after, COMPATIBLE, how)
+                yield self.key_change(key, before, after, COMPATIBLE, how)
         now = {} if self.operator is None else self.operator.fingerprint
         for key in now if not changed_keys & {*new.STATE_KEYS} else ():
             was = self.state.fingerprint.get(key)
             if key == "state" and was is not None and not {*was} - {*now[key]}:
                 if new_columns := [column for column in now[key] if column not in was]:
-                    how = f"{plural(self.rows, 'state row')} get NULL in new columns"
-                    yield self.change("state", was, new_columns, MIGRATED, how)
+                    how = f"{plural(self.state_row_count, 'state row')} get NULL in new columns"
+                    yield self.key_change("state", was, new_columns, MIGRATED, how)
             elif now[key] != was:
-                yield self.change(key, was, now[key], REBUILD, unreadable)
+                yield self.key_change(key, was, now[key], REBUILD, unreadable)
 
 
-def kind_name(kind: object) -> str:
+def step_type_name(kind: object) -> str:
     """Return the name of a step for messages. `kind`: the kind in its fingerprint; None or unknown for a window."""
     operator_type = find_type_by_kind(kind)
     return "window" if operator_type is None else operator_type.name

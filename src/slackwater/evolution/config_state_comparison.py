@@ -18,7 +18,7 @@ from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.state_comparison import COMPATIBLE, MIGRATED, REBUILD, KeyChange, StateComparison
 from slackwater.core.humanize import plural
 from slackwater.evolution import added_columns, target_changes
-from slackwater.evolution.compare_stage import StageComparison, kind_name
+from slackwater.evolution.compare_stage import StageComparison, step_type_name
 from slackwater.evolution.stage_matching import StageMatch, match_stages
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
@@ -44,14 +44,14 @@ def compare_config(
     Raises ConfigError if a description in the state cannot be read.
     """
     sub_pipelines = list(pipeline.stage_pipelines.values())
-    kind = kind_name(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
+    kind = step_type_name(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
     pairs = match_stages(pipeline.former_names, commit)
     changes = list(_compare_stages(pipeline, commit, pairs))
     for n, (sub_pipeline, state) in enumerate(zip(sub_pipelines, pairs.matched, strict=True)):
         if state is not None:
             operator = None if steps is None else steps[n]
             prefix = f"stages[{n}]." if sub_pipelines[1:] else ""
-            changes += StageComparison(sub_pipeline.transform.step, commit, state, operator, prefix).changes()
+            changes += StageComparison(sub_pipeline.transform.step, commit, state, operator, prefix).find_changes()
             changes += _compare_texts(sub_pipeline, state, prefix)
             changes += _compare_inputs(sub_pipeline, commit, state, prefix)
     changes += _compare_surroundings(pipeline, commit, shards)

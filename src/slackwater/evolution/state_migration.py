@@ -41,22 +41,22 @@ from slackwater.windows.state_layout import EMITTED_FRAGMENT, FRAGMENT
 
 
 @singledispatch
-def continue_state(operator: Operator, state: StageState, migrated: bool) -> Operator:
+def operator_for_state(operator: Operator, state: StageState, migrated: bool) -> Operator:
     """Return the operator with the lasting effects of earlier configs that the state of its stage stores.
 
     `migrated`: whether the state is migrated for this operator.
     """
-    raise_unregistered(operator, "slackwater.evolution.state_migration.continue_state")
+    raise_unregistered(operator, "slackwater.evolution.state_migration.operator_for_state")
 
 
-@continue_state.register(WindowOperator)
+@operator_for_state.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState, migrated: bool) -> Operator:
     if migrated:
         return operator.continue_from(_former_window(operator, state), state.watermark_us)
     return operator.with_earlier_settings(read_earlier_settings(state))
 
 
-@continue_state.register(NonWindowOperator)
+@operator_for_state.register(NonWindowOperator)
 def _(operator: Operator, state: StageState, migrated: bool) -> Operator:
     return operator
 
@@ -230,7 +230,9 @@ def _write_buffers(
 
 
 @singledispatch
-def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
+def read_stage_state(
+    operator: Operator, store: StateStore, state: StageState, epoch: int, number: int
+) -> StageMigration:
     """Read the entire state of a stage and convert it for `operator`. Nothing is written.
 
     Args:
@@ -240,10 +242,10 @@ def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: 
         epoch: The epoch of the migration.
         number: The index of the stage.
     """
-    raise_unregistered(operator, "slackwater.evolution.state_migration.read_stage")
+    raise_unregistered(operator, "slackwater.evolution.state_migration.read_stage_state")
 
 
-@read_stage.register(WindowOperator)
+@read_stage_state.register(WindowOperator)
 def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     former = _former_window(operator, state)
     wrote = _with_common_aggregations(former, state)
@@ -256,7 +258,7 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
     return StageMigration(after, number, epoch, state, rows, before, rewritten=not same)
 
 
-@read_stage.register
+@read_stage_state.register
 def _(operator: KeyedOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     """Read the rows with their stored columns. Added columns of state are NULL."""
     former = StoredKeyedOperator.from_state(operator.pipeline, state)
@@ -267,8 +269,8 @@ def _(operator: KeyedOperator, store: StateStore, state: StageState, epoch: int,
     return StageMigration(operator, number, epoch, state, rows, rows, rewritten=bool(added))
 
 
-@read_stage.register(IntervalJoinOperator)
-@read_stage.register(StatelessOperator)
+@read_stage_state.register(IntervalJoinOperator)
+@read_stage_state.register(StatelessOperator)
 def _(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     return StageMigration(operator, number, epoch, state, pl.DataFrame(), pl.DataFrame(), False)
 
@@ -281,4 +283,4 @@ def _scan_shards(
     return pl.concat([shard.reader(former).scan() for shard in shards]).sort("__h", maintain_order=True)
 
 
-__all__ = ["StageMigration", "continue_state", "read_stage"]
+__all__ = ["StageMigration", "operator_for_state", "read_stage_state"]

@@ -77,7 +77,7 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
 
 def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
     """Stage the state of a stage without its expired rows, in the same number of shards. Return the stage to commit."""
-    compacted = state_migration.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
+    compacted = state_migration.read_stage_state(step, store, state, epoch, number).write_shards(store, state.shards)
     # compaction does not emit the windows that wait for emission
     return compacted.model_copy(update={"waiting": state.waiting})
 

@@ -1,6 +1,6 @@
 """Create the state store of a pipeline, and edit or rename its state while the pipeline is not running.
 
-with edit_state(store) as commit:                      takes the lock, and checks that all output is published
+with lock_stopped_state(store) as commit:              takes the lock, and checks that all output is published
     store.commit(commit.successor(committed_us=…, …))  commits the next epoch: the same state with changes
 """
 
@@ -30,7 +30,7 @@ def create_store(pipeline: Pipeline) -> StateStore:
 
 
 @contextmanager
-def edit_state(store: StateStore) -> Iterator[Commit]:
+def lock_stopped_state(store: StateStore) -> Iterator[Commit]:
     """Take the lock of a state, and yield its latest commit, whose output must be published.
 
     Raises StartError if there is no state, LockHeldError if a runner is active, and StateError if the state is damaged
@@ -63,7 +63,7 @@ def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
         LockHeldError: One of the two pipelines is running.
         StateError: Output is unpublished, `name` has a state, or only Spark's checkpoint can resume a source.
     """
-    with edit_state(store) as commit:
+    with lock_stopped_state(store) as commit:
         if sources := checkpoint_sources(commit):
             raise StateError(
                 f'{commit.pipeline}: the pipeline cannot be renamed, because source "{sources[0]}" resumes from '

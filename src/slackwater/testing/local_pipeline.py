@@ -94,7 +94,7 @@ class LocalPipeline:
         **renamed: Any,
     ) -> None:
         self._schema = None if schema is None else {name: Field(name, kind) for name, kind in schema.items()}
-        options = pipeline_builder.rename_options(renamed, capture_losses=capture_losses, extra_stages=extra_stages)
+        options = pipeline_builder.map_old_options(renamed, capture_losses=capture_losses, extra_stages=extra_stages)
         self._session, self._store = session, store
         self._capture_losses, self._extra_stages = options["capture_losses"], tuple(options["extra_stages"])
         self._home = None if store or state_dir else tempfile.TemporaryDirectory(prefix="slackwater-test-")
@@ -150,7 +150,7 @@ class LocalPipeline:
             return
         payload, parts = {}, {}
         for name, source_rows in rows_by_source.items():
-            payload[name] = self._bound.frame(name, source_rows, self.now_us)
+            payload[name] = self._bound.source_frame(name, source_rows, self.now_us)
             if partitions and name in partitions:
                 names = [r["partition"] for r in source_rows]  # type: ignore[index]
                 payload[name] = payload[name].with_columns(pl.Series("__partition", names, dtype=pl.String))
@@ -275,7 +275,7 @@ class LocalPipeline:
     @property
     def front(self) -> SparkRowPreparer | None:
         """Return the row preparer of the first stage; None if Spark does not prepare its rows."""
-        return self._bound.front
+        return self._bound.first_row_preparer
 
     @property
     def source_names(self) -> list[str]:
@@ -304,13 +304,13 @@ class LocalPipeline:
                 )
             sources = ("a", "b") if isinstance(described, Join) else ("a",)
             described = pipeline_builder.build_pipeline(described, sources)
-        pipeline = pipeline_builder.watch_stages(described, self._extra_stages)
+        pipeline = pipeline_builder.add_stage_targets(described, self._extra_stages)
         if self._capture_losses:
             pipeline = pipeline_builder.capture_dropped_rows(pipeline)
         self.pipeline = pipeline
         given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
-        self._bound = pipeline_builder.BoundSteps(pipeline, given_columns, self._session)
+        self._bound = pipeline_builder.CompiledSteps(pipeline, given_columns, self._session)
         self._steps, self._spark_preparers = self._bound.operators, self._bound.spark_preparers
         self._capacities = pipeline_builder.find_target_limits(pipeline, self._steps) if self._capture_losses else {}
         capacities = dict.fromkeys(self._spark_preparers, ANYTHING)
@@ -339,7 +339,7 @@ class LocalPipeline:
         store = self._store() if self._store else FilesStore(self._directory, pipeline.name)
         stages = [
             StageRunner(
-                *(name, p, self._steps[name], store, self._bound.engine(name, p), faults.in_worker, number),
+                *(name, p, self._steps[name], store, self._bound.create_engine(name, p), faults.in_worker, number),
                 skew_warnings=ClockSkewWarnings(p),
             )
             for number, (name, p) in enumerate(pipeline.stage_pipelines.items())

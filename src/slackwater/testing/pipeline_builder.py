@@ -34,7 +34,7 @@ _TOPIC = KafkaConnection(bootstrap_servers="none")
 RENAMED = {"listen": "capture_losses", "watch": "extra_stages"}  # old names of options, and their current names
 
 
-def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+def map_old_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]:
     """Return the options of a `LocalPipeline`, including those in `renamed`, which were passed under old names.
 
     Raises TypeError if `renamed` contains an unknown name.
@@ -102,7 +102,7 @@ def build_pipeline(
 # -- changes to a pipeline -----------------------------------------------------------------------------------------------
 
 
-WATCHED = "~"  # prefix for the names of targets that `watch_stages` adds
+WATCHED = "~"  # prefix for the names of targets that `add_stage_targets` adds
 
 
 def find_target_limits(pipeline: Pipeline, stage_operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
@@ -145,7 +145,7 @@ def capture_dropped_rows(pipeline: Pipeline) -> Pipeline:
     return pipeline.model_copy(update={"transform": transform, "stages": stages, **dead_letter})
 
 
-def watch_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
+def add_stage_targets(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
     """Return a pipeline in which each of these stages has a target, from which a test can read its results."""
     running = {s.name for s in pipeline.running_stages}
     unwatched = [n for n in dict.fromkeys(stages) if n not in pipeline.published_stages and n in running]
@@ -161,7 +161,7 @@ def watch_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
 # -- binding of the steps ------------------------------------------------------------------------------------------------
 
 
-class BoundSteps:
+class CompiledSteps:
     """The operators of all steps of a pipeline, bound to the columns of their inputs with or without Spark.
 
     Args:
@@ -198,11 +198,11 @@ class BoundSteps:
         return operators.compile_step(stage_pipeline, {w.name: columns[w.origin] for w in stage_pipeline.input_paths})
 
     @property
-    def front(self) -> SparkRowPreparer | None:
+    def first_row_preparer(self) -> SparkRowPreparer | None:
         """Return the row preparer of the first step; None if the step does not use Spark."""
         return self.spark_preparers.get(next(iter(self.operators)))
 
-    def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
+    def create_engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
         """Return the engine that runs a step."""
         if name in self.spark_preparers:
             return LocalEngine(self.spark_preparers[name])
@@ -214,7 +214,7 @@ class BoundSteps:
         plain = rows_without_spark.PolarsRowPreparer(self.operators[name], list(inputs), future_ms, inputs)
         return LocalEngine(plain)
 
-    def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
+    def source_frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
         """Convert the rows of a source to a frame without Spark. Raises StartError if a row is a string.
 
         Args:
@@ -236,11 +236,11 @@ class BoundSteps:
 
         `now_us`: the processing time (µs).
         """
-        if self.front is not None:
+        if self.first_row_preparer is not None:
             from slackwater.connectors import dead_letter_restoration
 
-            sources = [s.real for s in self.front.sources]
-            return dead_letter_restoration.restore_source_frames(self.front.session, sources, letters)
+            sources = [s.real for s in self.first_row_preparer.sources]
+            return dead_letter_restoration.restore_source_frames(self.first_row_preparer.session, sources, letters)
         rows = [rows_without_spark.decode_dead_letter(value) for value in letters["value"]]
         name = self._pipeline.sources[0].name
-        return {name: self.frame(name, rows, now_us).with_columns(letters["__letter"])}
+        return {name: self.source_frame(name, rows, now_us).with_columns(letters["__letter"])}

@@ -3,7 +3,7 @@ After the kills, an older copy of the state is restored, and the next start must
 
     python -m tests.e2e.matrices.kill_matrix --events 200000 --random 50 --write docs/faults.md        (`make faults`)
 
-Postgres computes the batch result in SQL from the records of the topics, and every row is compared. `join_matrix`
+Postgres computes the batch result in SQL from the records of the topics, and every row is compared. `join_workload`
 defines the joins.
 """
 
@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from tests.e2e.matrices import join_matrix, window_matrix
-from tests.e2e.matrices.results_table import Table
-from tests.e2e.matrices.window_matrix import BROKEN, LATENESS_S
-from tests.support.topics import read_messages
+from tests.e2e.matrices import join_workload, window_workload
+from tests.e2e.matrices.docs_results_table import DocsResultsTable
+from tests.e2e.matrices.window_workload import BROKEN, LATENESS_S
+from tests.support.kafka_topics import read_messages
 
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.services import Kafka, Postgres
@@ -43,7 +43,7 @@ _NUMBERS = itertools.count()
 
 
 @dataclass
-class Services:
+class KafkaAndPostgres:
     """A broker, a Postgres server, and the directory of the run."""
 
     kafka: Kafka
@@ -52,7 +52,7 @@ class Services:
     topics: dict[tuple[int, float], str] = field(default_factory=dict)
     joined: dict[int, Mapping[str, str]] = field(default_factory=dict)
 
-    def topic(self, events: int, broken: float = 0) -> str:
+    def fill_events_topic(self, events: int, broken: float = 0) -> str:
         """Return a topic with `events` events in four partitions. Disorder stays below the lateness.
 
         `broken` is the share of events that are not JSON.
@@ -60,27 +60,27 @@ class Services:
         if (events, broken) not in self.topics:
             name = f"events-{events}-{broken}"
             self.kafka.create(name, PARTITIONS)
-            with sender(self.kafka.address) as send:
-                for n, (user, value, time_ms) in enumerate(window_matrix.rows(events, broken)):
+            with kafka_sender(self.kafka.address) as send:
+                for n, (user, value, time_ms) in enumerate(window_workload.generate_user_events(events, broken)):
                     send(name, value, user, n % PARTITIONS, time_ms)
             self.topics[events, broken] = name
         return self.topics[events, broken]
 
-    def sides(self, events: int) -> Mapping[str, str]:
+    def fill_join_topics(self, events: int) -> Mapping[str, str]:
         """Return the topics of both sides of a join, with `events` events in total and four partitions each."""
         if events not in self.joined:
-            topics = {side: f"{side}-{events}" for side in join_matrix.SIDES}
+            topics = {side: f"{side}-{events}" for side in join_workload.SIDES}
             for name in topics.values():
                 self.kafka.create(name, PARTITIONS)
-            with sender(self.kafka.address) as send:
-                for n, (side, time_ms, value) in enumerate(join_matrix.rows(events)):
+            with kafka_sender(self.kafka.address) as send:
+                for n, (side, time_ms, value) in enumerate(join_workload.generate_join_records(events)):
                     send(topics[side], value, None, n % PARTITIONS, time_ms)
             self.joined[events] = topics
         return self.joined[events]
 
 
 @contextmanager
-def sender(address: str) -> Iterator[Callable[[str, str, str | None, int, int], None]]:
+def kafka_sender(address: str) -> Iterator[Callable[[str, str, str | None, int, int], None]]:
     """Yield a function that sends (topic, value, key, partition, time in ms). All records are flushed at the end."""
     from confluent_kafka import Producer
 
@@ -100,13 +100,13 @@ def sender(address: str) -> Iterator[Callable[[str, str, str | None, int, int], 
 
 
 @dataclass
-class Pair:
+class KillablePipeline:
     """A store and a target under test, with one kind of window or join.
 
     `url` is the URL of a separate database. `per_epoch` limits the rows that an epoch reads from all sources together.
     """
 
-    services: Services
+    services: KafkaAndPostgres
     store: str
     target: str
     window: str
@@ -124,30 +124,30 @@ class Pair:
         if self.target == "kafka":
             self.services.kafka.create(self.home.name, 2)
         self.config = self.home / "pipeline.toml"
-        self.config.write_text(self._toml())
+        self.config.write_text(self._config_toml())
 
     @property
-    def joins(self) -> bool:
-        return self.window in join_matrix.TRUTH
+    def is_join(self) -> bool:
+        return self.window in join_workload.TRUTH
 
     @property
-    def columns(self) -> Mapping[str, str]:
+    def output_columns(self) -> Mapping[str, str]:
         """Return the output columns with their Postgres types."""
-        return join_matrix.COLUMNS if self.joins else window_matrix.COLUMNS
+        return join_workload.COLUMNS if self.is_join else window_workload.COLUMNS
 
     @property
-    def truth(self) -> str:
+    def expected_rows_sql(self) -> str:
         """Return the SQL of the batch result."""
-        return {**window_matrix.TRUTH, **join_matrix.TRUTH}[self.window]
+        return {**window_workload.TRUTH, **join_workload.TRUTH}[self.window]
 
-    def _topic(self) -> str:
+    def _fill_topic(self) -> str:
         """Return the topic of the events that a window counts."""
-        return self.services.topic(self.events)
+        return self.services.fill_events_topic(self.events)
 
-    def _toml(self) -> str:
-        connection, target = self._target()
+    def _config_toml(self) -> str:
+        connection, target = self._target_toml()
         return f"""name = "{self.name}"
-{self._more()}
+{self._extra_toml()}
 [connections.bus]
 kind = "kafka"
 bootstrap_servers = "{self.services.kafka.address}"
@@ -155,25 +155,25 @@ bootstrap_servers = "{self.services.kafka.address}"
 [connections.out]
 {connection}
 
-{self._sources_and_step()}
+{self._sources_and_step_toml()}
 [target]
 connection = "out"
 {target}
 
 [state_store]
-{self._store()}
+{self._store_toml()}
 """
 
-    def _more(self) -> str:
+    def _extra_toml(self) -> str:
         """Return additional TOML tables."""
         return ""
 
-    def _store(self) -> str:
+    def _store_toml(self) -> str:
         if self.store == "postgres":
             return f'kind = "postgres"\nurl = "{self.url}"'
         return f'kind = "files"\npath = "{self.home}/state"'
 
-    def _target(self) -> tuple[str, str]:
+    def _target_toml(self) -> tuple[str, str]:
         """Return the TOML of the target connection and of the target."""
         address = self.services.kafka.address
         return {
@@ -186,13 +186,13 @@ connection = "out"
             ),
         }[self.target]
 
-    def _sources_and_step(self) -> str:
-        if self.joins:
-            topics, schema = self.services.sides(self.events), "id BIGINT, amount BIGINT"
-            step = join_matrix.transform(self.window, LATENESS_S)
+    def _sources_and_step_toml(self) -> str:
+        if self.is_join:
+            topics, schema = self.services.fill_join_topics(self.events), "id BIGINT, amount BIGINT"
+            step = join_workload.join_toml(self.window, LATENESS_S)
         else:
-            topics, schema = {"events": self._topic()}, "`user` STRING, amount BIGINT"
-            step = window_matrix.steps(self.window)
+            topics, schema = {"events": self._fill_topic()}, "`user` STRING, amount BIGINT"
+            step = window_workload.format_window_steps_toml(self.window)
         sources = [
             f"""[[sources]]
 name = "{name}"
@@ -207,7 +207,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def start(self, *flags: str, crash_at: str | None = None) -> subprocess.Popen[bytes]:
+    def start_run(self, *flags: str, crash_at: str | None = None) -> subprocess.Popen[bytes]:
         self.starts += 1
         # a JVM that runs for seconds does not need the second compiler, and starts twice as fast without it
         environment = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1", **os.environ, "SPARK_MASTER": "local[2]"}
@@ -217,71 +217,71 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         with (self.home / "log").open("ab") as log:
             return subprocess.Popen(command, stderr=log, stdout=log, env=environment, start_new_session=True)
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         return (self.home / "log").read_text()
 
-    def die_at(self, step: str) -> None:
+    def run_until_kill_point(self, step: str) -> None:
         """Run until the process kills itself at a named step."""
-        process = self.start(crash_at=step)
+        process = self.start_run(crash_at=step)
         code = process.wait(timeout=240)
-        assert code == -signal.SIGKILL, f"{self.name}: {step} ended with {code}: {self.said()[-3000:]}"
-        sweep(process)
+        assert code == -signal.SIGKILL, f"{self.name}: {step} ended with {code}: {self.read_log()[-3000:]}"
+        kill_process_group(process)
 
-    def die_somewhere(self, chance: random.Random) -> None:
+    def kill_randomly(self, chance: random.Random) -> None:
         """Kill the process at a random moment after some of its epochs."""
-        before, process = len(self.said()) if (self.home / "log").exists() else 0, self.start()
+        before, process = len(self.read_log()) if (self.home / "log").exists() else 0, self.start_run()
         until = time.monotonic() + 180
         epochs = chance.randrange(4)
-        while self.said()[before:].count("epoch=") < epochs and process.poll() is None and time.monotonic() < until:
+        while self.read_log()[before:].count("epoch=") < epochs and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(chance.uniform(0, 1.5))
-        assert process.poll() is None, f"{self.name} ended before it was killed: {self.said()[-3000:]}"
+        assert process.poll() is None, f"{self.name} ended before it was killed: {self.read_log()[-3000:]}"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        sweep(process)
+        kill_process_group(process)
 
-    def finish(self) -> None:
-        process = self.start("--flush")
-        assert process.wait(timeout=600) == 0, f"{self.name}: {self.said()[-3000:]}"
+    def run_to_completion(self) -> None:
+        process = self.start_run("--flush")
+        assert process.wait(timeout=600) == 0, f"{self.name}: {self.read_log()[-3000:]}"
 
-    def late_for_next_stage(self) -> str:
+    def read_late_result_count(self) -> str:
         """Return the number of results that were late for the next stage, from the last report in the log."""
-        counts = re.findall(r"([\d,]+) results? late between stages", self.said())
+        counts = re.findall(r"([\d,]+) results? late between stages", self.read_log())
         return counts[-1] if counts else "–"
 
     # -- a restored copy -----------------------------------------------------------------------------------------
 
-    def restore_a_copy(self) -> str:
+    def restore_older_state_copy(self) -> str:
         """Copy the state, continue, and restore the copy. The next start must refuse it. Return the recovery option."""
-        way = self._way_out()
+        way = self._recovery_option()
         self._copy_state("older")
-        self._run_on(epochs=3)
+        self._run_and_kill(epochs=3)
         self._copy_state("newer")
         self._restore_state("older")
-        before = len(self.said())
-        assert self.start().wait(timeout=240) == 1, f"{self.name}: a restored copy was not refused"
-        assert "the state is an older copy" in self.said()[before:], f"{self.name}: {self.said()[before:]}"
+        before = len(self.read_log())
+        assert self.start_run().wait(timeout=240) == 1, f"{self.name}: a restored copy was not refused"
+        assert "the state is an older copy" in self.read_log()[before:], f"{self.name}: {self.read_log()[before:]}"
         if way == NEWER:
             self._restore_state("newer")
         else:
-            self._run_on(way, epochs=2)
+            self._run_and_kill(way, epochs=2)
         return f"refused; {way}"
 
-    def _way_out(self) -> str:
+    def _recovery_option(self) -> str:
         """Return the exact recovery option. Other options would write rows to topics and joined tables twice."""
         if self.target == "files":
             return "--put-aside-output"
-        return NEWER if self.target == "kafka" or self.joins else "--keep-output"
+        return NEWER if self.target == "kafka" or self.is_join else "--keep-output"
 
-    def _run_on(self, *flags: str, epochs: int) -> None:
+    def _run_and_kill(self, *flags: str, epochs: int) -> None:
         """Run for some epochs, then kill the process."""
-        before, process, until = len(self.said()), self.start(*flags), time.monotonic() + 240
-        while self.said()[before:].count("epoch=") < epochs and process.poll() is None and time.monotonic() < until:
+        before, process, until = len(self.read_log()), self.start_run(*flags), time.monotonic() + 240
+        while self.read_log()[before:].count("epoch=") < epochs and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
-        assert process.poll() is None, f"{self.name} ended before it was killed: {self.said()[-3000:]}"
+        assert process.poll() is None, f"{self.name} ended before it was killed: {self.read_log()[-3000:]}"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        sweep(process)
+        kill_process_group(process)
 
     def _copy_state(self, name: str) -> None:
         if self.store == "files":
@@ -313,18 +313,18 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
 
     # -- the result ----------------------------------------------------------------------------------------------
 
-    def verdict(self) -> tuple[int, int, int]:
+    def compare_with_batch_result(self) -> tuple[int, int, int]:
         """Return the numbers of expected, lost, and duplicated or wrong rows. Equal rows count separately."""
         with psycopg.connect(self.url, options="-c timezone=UTC") as db:
-            self._load(db)
+            self._load_topics_into_tables(db)
             if self.target != "postgres":
-                typed = ", ".join(f'"{name}" {kind}' for name, kind in self.columns.items())
+                typed = ", ".join(f'"{name}" {kind}' for name, kind in self.output_columns.items())
                 db.execute(f"CREATE TABLE out ({typed})")
                 with db.cursor().copy("COPY out FROM STDIN") as copy:
-                    for row in self._results():
+                    for row in self._read_target_rows():
                         copy.write_row(row)
-            names = ", ".join(f'"{name}"' for name in self.columns)
-            db.execute(f"CREATE TABLE expected ({names}) AS {self.truth}")
+            names = ", ".join(f'"{name}"' for name in self.output_columns)
+            db.execute(f"CREATE TABLE expected ({names}) AS {self.expected_rows_sql}")
 
             def count(query: str) -> int:
                 row = db.execute(f"SELECT count(*) FROM ({query}) q").fetchone()
@@ -337,32 +337,32 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
                 count(f"{got} EXCEPT ALL SELECT * FROM expected"),
             )
 
-    def _load(self, db: psycopg.Connection[Any]) -> None:
+    def _load_topics_into_tables(self, db: psycopg.Connection[Any]) -> None:
         """Load the records of the topics into tables."""
         address = self.services.kafka.address
-        if self.joins:
-            for side, topic in self.services.sides(self.events).items():
-                db.execute(f"CREATE TABLE {side} ({join_matrix.SIDE})")
+        if self.is_join:
+            for side, topic in self.services.fill_join_topics(self.events).items():
+                db.execute(f"CREATE TABLE {side} ({join_workload.SIDE})")
                 with db.cursor().copy(f"COPY {side} FROM STDIN") as copy:
                     for message in read_messages(address, topic):
-                        id_, amount, time_ms = join_matrix.loaded(message)
-                        copy.write_row((id_, amount, _iso(time_ms)))
+                        id_, amount, time_ms = join_workload.parse_record(message)
+                        copy.write_row((id_, amount, _iso_time(time_ms)))
                 db.execute(f"CREATE INDEX ON {side} (id)")
             return
         db.execute('CREATE TABLE truth (seq bigserial, "user" text, ts timestamptz, amount bigint)')
         with db.cursor().copy('COPY truth ("user", ts, amount) FROM STDIN') as copy:
-            for message in read_messages(address, self._topic()):
+            for message in read_messages(address, self._fill_topic()):
                 if message.value() != BROKEN.encode():
                     row = json.loads(message.value())
-                    copy.write_row((row["user"], _iso(message.timestamp()[1]), row["amount"]))
+                    copy.write_row((row["user"], _iso_time(message.timestamp()[1]), row["amount"]))
         db.execute('CREATE INDEX ON truth ("user", ts)')
 
-    def _out(self) -> Path:
+    def _output_directory(self) -> Path:
         """Return the directory of the target files."""
         return self.home / "out"
 
-    def _results(self) -> Iterator[Sequence[Any]]:
-        columns = list(self.columns)
+    def _read_target_rows(self) -> Iterator[Sequence[Any]]:
+        columns = list(self.output_columns)
         if self.target == "kafka":
             for message in read_messages(self.services.kafka.address, self.home.name):
                 row = json.loads(message.value())
@@ -375,12 +375,12 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         else:
             import pyarrow.dataset as ds
 
-            table = ds.dataset([str(p) for p in self._out().glob("*.parquet")]).to_table(columns=columns)
+            table = ds.dataset([str(p) for p in self._output_directory().glob("*.parquet")]).to_table(columns=columns)
         for row in table.to_pylist():
             yield [row[c] for c in columns]
 
 
-def sweep(process: subprocess.Popen[bytes]) -> None:
+def kill_process_group(process: subprocess.Popen[bytes]) -> None:
     """Kill the process group of a killed driver. The Java process would end by itself, but later."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -388,7 +388,7 @@ def sweep(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def _iso(ms: int) -> str:
+def _iso_time(ms: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ms // 1000)) + f".{ms % 1000:03}Z"
 
 
@@ -417,32 +417,32 @@ def main() -> int:
         "lost",
         "duplicated or wrong",
     ]
-    table = Table("kills", [*head, "when"], 3, arguments.write)
+    table = DocsResultsTable("kills", [*head, "when"], 3, arguments.write)
     failed = False
     with Kafka.started() as kafka, Postgres.started() as postgres, tempfile.TemporaryDirectory() as home:
-        services = Services(kafka, postgres, Path(home))
+        services = KafkaAndPostgres(kafka, postgres, Path(home))
         for window in arguments.windows.split(","):
             for store, target in PAIRS:
                 if arguments.only and f"{store}-{target}" not in arguments.only.split(","):
                     continue
-                if arguments.missing and table.has(window, store, target):
+                if arguments.missing and table.has_row(window, store, target):
                     continue
                 per_epoch = arguments.events // (2 * (len(KILL_POINTS) + arguments.random) + 18)
-                pair = Pair(services, store, target, window, arguments.events, per_epoch)
+                pair = KillablePipeline(services, store, target, window, arguments.events, per_epoch)
                 seed = random.randrange(10**6)
                 chance = random.Random(seed)
                 for step in KILL_POINTS:
-                    pair.die_at(step)
+                    pair.run_until_kill_point(step)
                 for _ in range(arguments.random):
-                    pair.die_somewhere(chance)
-                restored = pair.restore_a_copy()
-                pair.finish()
-                expected, lost, wrong = pair.verdict()
-                between = pair.late_for_next_stage()
+                    pair.kill_randomly(chance)
+                restored = pair.restore_older_state_copy()
+                pair.run_to_completion()
+                expected, lost, wrong = pair.compare_with_batch_result()
+                between = pair.read_late_result_count()
                 failed |= bool(lost or wrong or (window == "next-stage" and between != "0"))
                 killed = (len(KILL_POINTS), f"{arguments.random} (seed {seed})")
                 cells = (f"{arguments.events:,}", *killed, restored, between, expected, lost, wrong)
-                table.add(window, store, target, *cells, date.today().isoformat())
+                table.add_row(window, store, target, *cells, date.today().isoformat())
     return int(failed)
 
 

@@ -101,7 +101,7 @@ TEXTS = (
 NUMBERS = (0, 1, -1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64, 10**23, 10**400, -(10**23))
 
 
-def text(rng: random.Random) -> str:
+def draw_text(rng: random.Random) -> str:
     return (
         rng.choice([*TEXTS, *NAMES])
         if rng.random() < 0.8
@@ -117,13 +117,13 @@ def damage_text(rng: random.Random, whole: str) -> str:
         piece = whole[start:end]
         whole = (
             whole[:start]
-            + rng.choice(["", piece * 2, text(rng)[:200], piece[::-1], str(rng.choice(NUMBERS))[:50]])
+            + rng.choice(["", piece * 2, draw_text(rng)[:200], piece[::-1], str(rng.choice(NUMBERS))[:50]])
             + whole[end:]
         )
     return whole
 
 
-def one_line(error: BaseException) -> None:
+def assert_slackwater_error(error: BaseException) -> None:
     """Assert that an error is a Slackwater error with non-empty lines and without a stack trace."""
     from slackwater.errors import ConfigError, SlackwaterError
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.support.script import RowsInput, build_pipeline, run_local
+from tests.support.local_pipeline_script import MicroBatch, build_pipeline, run_local_script
 
 from slackwater.cli.why import format_report
 from slackwater.config.join import Join
@@ -19,7 +19,7 @@ LATENESS, AROUND = 30 * S, 120 * S
 KINDS = ("inner", "left", "right", "full")
 
 
-def story(seed: int) -> list[RowsInput]:
+def draw_join_script(seed: int) -> list[MicroBatch]:
     dice, now_us, epochs = random.Random(seed), 0, []
     for _ in range(dice.randrange(4, 14)):
         now_us += dice.choice([S, 20 * S, 90 * S])
@@ -32,7 +32,7 @@ def story(seed: int) -> list[RowsInput]:
                 }
                 for _ in range(dice.randrange(12))
             ]
-        epochs.append(RowsInput(rows))
+        epochs.append(MicroBatch(rows))
     return epochs
 
 
@@ -51,18 +51,18 @@ def join_spec(kind: str, **more: Any) -> Join:
     )
 
 
-def run(kind: str, script: list[RowsInput], **more: Any) -> Any:
-    return run_local(join_spec(kind), script, {"user": "string"}, SOURCES, flush=False, **more)
+def run_join(kind: str, script: list[MicroBatch], **more: Any) -> Any:
+    return run_local_script(join_spec(kind), script, {"user": "string"}, SOURCES, flush=False, **more)
 
 
-def open_page(kind: str, script: list[RowsInput], home: Path, **more: Any) -> tuple[PageModel, Any]:
+def load_join_page(kind: str, script: list[MicroBatch], home: Path, **more: Any) -> tuple[PageModel, Any]:
     join = join_spec(kind, **more)
-    result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
+    result = run_local_script(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
     watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(home, "law"), format_report)
     return load_model(watched, 0), result
 
 
-def expected_rows(script: list[RowsInput]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
+def expected_join_state(script: list[MicroBatch]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
     """Return the accepted rows of each side, marked if they have a partner, the watermark, and the number of pairs."""
     newest: dict[str, int] = {}
     watermark: int | None = None

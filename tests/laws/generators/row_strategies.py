@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from tests.support.script import RowsInput
+from tests.support.local_pipeline_script import MicroBatch
 
 MS = 1000
 GAP, CAP, DURATION, HOP = 5, 20, 12, 5  # milliseconds
@@ -49,11 +49,11 @@ def ordered_rows(draw: st.DrawFn, most: int = 30) -> list[dict[str, Any]]:
 
 
 @st.composite
-def splits(draw: st.DrawFn, rows: Sequence[Any]) -> list[list[Any]]:
+def micro_batches(draw: st.DrawFn, rows: Sequence[Any]) -> list[list[Any]]:
     """Split the rows into micro-batches, some of them empty."""
     edges = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=6)))
     return [list(rows[a:b]) for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
 
 
-def script(epochs: Sequence[Sequence[Any]]) -> list[RowsInput]:
-    return [RowsInput({"a": e}) for e in epochs if e]
+def nonempty_epoch_inputs(epochs: Sequence[Sequence[Any]]) -> list[MicroBatch]:
+    return [MicroBatch({"a": e}) for e in epochs if e]

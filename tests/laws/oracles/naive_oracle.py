@@ -15,7 +15,7 @@ EXACT = Context(prec=100, rounding=ROUND_HALF_UP)
 
 
 @dataclass(frozen=True)
-class Spec:
+class WindowSpec:
     """A window as plain values. `aggregations` are tuples (as, agg, column or None)."""
 
     kind: str
@@ -42,28 +42,28 @@ def sort_rank(value: Any) -> Any:
     return (2, 0) if value != value else (1, value)
 
 
-def starts_of(spec: Spec, ts: int) -> list[int]:
+def window_starts(spec: WindowSpec, ts: int) -> list[int]:
     """Return every window start with `start <= ts < start + duration`, ascending."""
     hop = spec.hop_us or spec.duration_us
     newest = (ts - spec.offset_us) // hop * hop + spec.offset_us
     return [s for s in range(newest - spec.duration_us // hop * hop, newest + 1, hop) if s <= ts < s + spec.duration_us]
 
 
-def batch_answer(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def compute_windows_over_all_rows(spec: WindowSpec, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Compute the batch answer: all rows at once, none of them late."""
     if spec.kind == "session":
-        return sessions(spec, rows)
-    return panes(spec, [(row, start) for row in rows for start in starts_of(spec, row["ts"])])
+        return session_windows(spec, rows)
+    return pane_windows(spec, [(row, start) for row in rows for start in window_starts(spec, row["ts"])])
 
 
-def panes(spec: Spec, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
+def pane_windows(spec: WindowSpec, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
     groups: dict[Any, list[Row]] = {}
     for row, start in pairs:
         groups.setdefault((start, *(hashable_value(row[k]) for k in spec.group_by)), []).append(row)
-    return [_out(spec, members, start, start + spec.duration_us) for (start, *_), members in groups.items()]
+    return [_window_row(spec, members, start, start + spec.duration_us) for (start, *_), members in groups.items()]
 
 
-def sessions(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def session_windows(spec: WindowSpec, rows: Iterable[Row]) -> list[dict[str, Any]]:
     per_key: dict[Any, list[Row]] = {}
     for row in sorted(rows, key=lambda r: r["ts"]):
         per_key.setdefault(tuple(hashable_value(row[k]) for k in spec.group_by), []).append(row)
@@ -73,17 +73,17 @@ def sessions(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
         for row in members[1:]:
             start, last = current[0]["ts"], current[-1]["ts"]
             if row["ts"] - last > spec.gap_us:
-                output_rows.append(_out(spec, current, start, last + spec.gap_us))
+                output_rows.append(_window_row(spec, current, start, last + spec.gap_us))
                 current = []
             elif row["ts"] - start >= spec.cap_us:
-                output_rows.append(_out(spec, current, start, min(last + spec.gap_us, start + spec.cap_us)))
+                output_rows.append(_window_row(spec, current, start, min(last + spec.gap_us, start + spec.cap_us)))
                 current = []
             current.append(row)
-        output_rows.append(_out(spec, current, current[0]["ts"], current[-1]["ts"] + spec.gap_us))
+        output_rows.append(_window_row(spec, current, current[0]["ts"], current[-1]["ts"] + spec.gap_us))
     return output_rows
 
 
-def _out(spec: Spec, rows: list[Row], start: int, end: int) -> dict[str, Any]:
+def _window_row(spec: WindowSpec, rows: list[Row], start: int, end: int) -> dict[str, Any]:
     keys = {k: rows[0][k] for k in spec.group_by}
     return (
         {"window_start": start, "window_end": end} | keys | {n: aggregate(a, c, rows) for n, a, c in spec.aggregations}
@@ -122,13 +122,13 @@ def aggregate(agg: str, column: str | None, rows: Sequence[Row]) -> Any:
 
 
 @dataclass
-class JudgingOracle:
+class PaneEpochOracle:
     """Follow the contract row by row over epochs, with a clock per source and one watermark.
 
     Rows are late against the watermark of the previous epoch.
 
         oracle = JudgingOracle(spec, {"a": 5_000, "b": 0})
-        oracle.epoch({"a": rows, "b": rows}); oracle.quiet(60_000_000); oracle.answer()
+        oracle.add_epoch({"a": rows, "b": rows}); oracle.pass_quiet_time(60_000_000); oracle.window_rows()
 
     `late`: rows late for all of their windows. `missed`: number of (row, window) pairs whose window was closed.
     `late_idle`: late rows of a source that was idle while the watermark advanced and that has not caught up.
@@ -137,7 +137,7 @@ class JudgingOracle:
     `checkpoint_us` after the last commit.
     """
 
-    spec: Spec
+    spec: WindowSpec
     lateness_us: Mapping[str, int]
     idleness_us: int = 60_000_000
     idle_close_us: int | None = None
@@ -154,10 +154,10 @@ class JudgingOracle:
     committed_quiet: dict[str, int] = field(default_factory=dict)
     uncommitted_us: int = 0
 
-    def epoch(self, rows: Mapping[str, Sequence[Row]]) -> None:
+    def add_epoch(self, rows: Mapping[str, Sequence[Row]]) -> None:
         for source, source_rows in rows.items():
             for row in source_rows:
-                held = starts_of(self.spec, row["ts"])
+                held = window_starts(self.spec, row["ts"])
                 end = self.spec.duration_us + self.allowed_us
                 still = [s for s in held if self.watermark is None or s + end > self.watermark]
                 self.pairs += [(row, start) for start in still]
@@ -169,44 +169,44 @@ class JudgingOracle:
                 newest = max(row["ts"] for row in source_rows)
                 self.newest[source] = max(newest, self.newest.get(source, newest))
                 self.quiet_us[source] = 0
-        self._advance()
-        ahead = self._silence()
+        self._advance_watermark()
+        ahead = self._watermark_after_silence()
         self.watermark = self.watermark if ahead is None else ahead
         self._commit()
 
-    def quiet(self, us: int) -> None:
+    def pass_quiet_time(self, us: int) -> None:
         for source in self.lateness_us:
             self.quiet_us[source] = self.quiet_us.get(source, 0) + us
         self.uncommitted_us += us
         before = self.watermark
-        self._advance()
+        self._advance_watermark()
         moved, due = self.watermark != before, self.uncommitted_us >= self.checkpoint_us
         idle_before = [s for s, q in self.committed_quiet.items() if q == self.idleness_us]
-        turned = any(s not in idle_before for s in self._idle())
-        changed = any(self._counted(s) != self.committed_quiet.get(s, 0) for s in self.lateness_us)
-        ahead = self._silence()
-        if ahead is not None and (moved or turned or due or self._closing(ahead)):
+        turned = any(s not in idle_before for s in self._idle_sources())
+        changed = any(self._capped_quiet_us(s) != self.committed_quiet.get(s, 0) for s in self.lateness_us)
+        ahead = self._watermark_after_silence()
+        if ahead is not None and (moved or turned or due or self._closes_any_window(ahead)):
             self.watermark, moved = ahead, True
         if moved or turned or (changed and due):
             self._commit()
 
-    def _idle(self) -> list[str]:
+    def _idle_sources(self) -> list[str]:
         return [s for s in self.lateness_us if self.quiet_us.get(s, 0) >= self.idleness_us]
 
-    def _counted(self, source: str) -> int:
+    def _capped_quiet_us(self, source: str) -> int:
         return min(self.quiet_us.get(source, 0), self.idleness_us)
 
     def _commit(self) -> None:
         self.uncommitted_us = 0
-        self.committed_quiet = {s: self._counted(s) for s in self.lateness_us}
+        self.committed_quiet = {s: self._capped_quiet_us(s) for s in self.lateness_us}
         for source in self.lateness_us:
             if source not in self.newest:
-                behind = source in self._idle()
+                behind = source in self._idle_sources()
             else:
                 behind = self.watermark is not None and self.newest[source] - self.lateness_us[source] < self.watermark
             (self.lost.add if behind else self.lost.discard)(source)
 
-    def _silence(self) -> int | None:
+    def _watermark_after_silence(self) -> int | None:
         """Return the watermark after the silence of all sources, or None if it does not advance."""
         quiet = min(self.quiet_us.get(s, 0) for s in self.lateness_us)
         if self.idle_close_us is None or quiet < self.idle_close_us or not self.newest:
@@ -214,29 +214,29 @@ class JudgingOracle:
         ahead = max(self.newest[s] - self.lateness_us[s] for s in self.newest) + quiet
         return ahead if self.watermark is None or ahead > self.watermark else None
 
-    def _closing(self, ahead: int) -> bool:
+    def _closes_any_window(self, ahead: int) -> bool:
         ends = {start + self.spec.duration_us for _, start in self.pairs}
         return any((self.watermark is None or end > self.watermark) and end <= ahead for end in ends)
 
-    def _advance(self) -> None:
+    def _advance_watermark(self) -> None:
         awake = [s for s in self.lateness_us if self.quiet_us.get(s, 0) < self.idleness_us]
         if not awake or any(s not in self.newest for s in awake):
             return  # all idle, or a source without rows yet: the watermark stays
         lowest = min(self.newest[s] - self.lateness_us[s] for s in awake)
         self.watermark = lowest if self.watermark is None else max(self.watermark, lowest)
 
-    def answer(self) -> list[dict[str, Any]]:
-        return panes(self.spec, self.pairs)
+    def window_rows(self) -> list[dict[str, Any]]:
+        return pane_windows(self.spec, self.pairs)
 
 
 @dataclass
-class JudgingSessions:
+class SessionEpochOracle:
     """Follow the contract row by row for uncapped sessions of one source: runs, floors and closing.
 
     With `forget`, drop a key's floor once `wm > floor + gap` and no open session starts at or before `floor + gap`.
     """
 
-    spec: Spec
+    spec: WindowSpec
     lateness_us: int
     allowed_us: int = 0  # how long closed sessions can be corrected
     forget: bool = True
@@ -247,27 +247,27 @@ class JudgingSessions:
     done: list[list[Row]] = field(default_factory=list)
     late: list[Row] = field(default_factory=list)
 
-    def epoch(self, rows: Sequence[Row]) -> None:
+    def add_epoch(self, rows: Sequence[Row]) -> None:
         for key in {tuple(hashable_value(r[k]) for k in self.spec.group_by) for r in rows}:
             key_rows = [r for r in rows if tuple(hashable_value(r[k]) for k in self.spec.group_by) == key]
             floor = self.floor.get(key)
             below = [r for r in key_rows if floor is not None and r["ts"] <= floor]
             self.late += below
-            self._join(key, [r for r in key_rows if r not in below])
+            self._merge_into_sessions(key, [r for r in key_rows if r not in below])
         if rows:
             newest = max(r["ts"] for r in rows)
             self.newest = newest if self.newest is None else max(self.newest, newest)
             self.watermark = max(self.newest - self.lateness_us, self.watermark or self.newest - self.lateness_us)
-            self._close(self.watermark - self.allowed_us)
+            self._close_sessions(self.watermark - self.allowed_us)
 
-    def _join(self, key: Any, rows: list[Row]) -> None:
+    def _merge_into_sessions(self, key: Any, rows: list[Row]) -> None:
         gap = self.spec.gap_us
         pieces = [(s, True) for s in self.open.get(key, [])] + [([r], False) for r in rows]
         pieces.sort(key=lambda p: min(r["ts"] for r in p[0]))
         runs: list[tuple[list[Row], bool]] = []
         for members, was_open in pieces:
             start = min(r["ts"] for r in members)
-            good = was_open or self._recent(start)
+            good = was_open or self._is_on_time(start)
             if runs and start <= max(r["ts"] for r in runs[-1][0]) + gap:
                 runs[-1] = (runs[-1][0] + members, runs[-1][1] or good)
             else:
@@ -278,14 +278,14 @@ class JudgingSessions:
         for members in (members for members, good in runs if good):
             # rows before the open session of the run must be recent, or they would reach behind a dropped floor
             first = min((t for t in opened if any(r["ts"] == t for r in members)), default=None)
-            remaining = [r for r in members if self._recent(r["ts"]) or (first is not None and r["ts"] >= first)]
+            remaining = [r for r in members if self._is_on_time(r["ts"]) or (first is not None and r["ts"] >= first)]
             self.late += [r for r in members if r not in remaining]
             self.open[key].append(remaining)
 
-    def _recent(self, ts: int) -> bool:
+    def _is_on_time(self, ts: int) -> bool:
         return self.watermark is None or ts + self.spec.gap_us + self.allowed_us >= self.watermark
 
-    def _close(self, watermark: int) -> None:
+    def _close_sessions(self, watermark: int) -> None:
         gap = self.spec.gap_us
         for key, held in self.open.items():
             ended = [s for s in held if watermark > max(r["ts"] for r in s) + gap]
@@ -299,9 +299,9 @@ class JudgingSessions:
             if self.forget and watermark > horizon and not near:
                 self.floor.pop(key, None)
 
-    def answer(self) -> list[dict[str, Any]]:
+    def window_rows(self) -> list[dict[str, Any]]:
         output_rows = []
         for rows in self.done + [s for held in self.open.values() for s in held]:
             times = [r["ts"] for r in rows]
-            output_rows.append(_out(self.spec, rows, min(times), max(times) + self.spec.gap_us))
+            output_rows.append(_window_row(self.spec, rows, min(times), max(times) + self.spec.gap_us))
         return output_rows

@@ -35,7 +35,7 @@ def canonical_value(value: Any) -> Any:
     return value
 
 
-def batch_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def compute_windows_over_all_rows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the windows of all rows, without late rows."""
     rows = list(rows)
     return (
@@ -66,7 +66,7 @@ def _pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict
         {
             "window_start": start,
             "window_end": start + (window.duration_ms or 0) * 1000,
-            **_keys(window, members[0]),
+            **_group_key_columns(window, members[0]),
             **aggregate(window.aggregations, members),
         }
         for (start, _), members in groups.items()
@@ -85,24 +85,24 @@ def _session_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]
         current: list[Row] = []
         for row in members:
             if current and (row["ts"] - current[-1]["ts"] > gap or row["ts"] - current[0]["ts"] >= cap):
-                sessions.append(_session(window, current, row["ts"] - current[-1]["ts"] <= gap, gap, cap))
+                sessions.append(_session_row(window, current, row["ts"] - current[-1]["ts"] <= gap, gap, cap))
                 current = []
             current.append(row)
-        sessions.append(_session(window, current, False, gap, cap))
+        sessions.append(_session_row(window, current, False, gap, cap))
     return sessions
 
 
-def _session(window: Window, rows: list[Row], capped: bool, gap: int, cap: int) -> dict[str, Any]:
+def _session_row(window: Window, rows: list[Row], capped: bool, gap: int, cap: int) -> dict[str, Any]:
     start, end = rows[0]["ts"], rows[-1]["ts"] + gap
     return {
-        **_keys(window, rows[0]),
+        **_group_key_columns(window, rows[0]),
         "window_start": start,
         "window_end": min(end, start + cap) if capped else end,
         **aggregate(window.aggregations, rows),
     }
 
 
-def _keys(window: Window, row: Row) -> dict[str, Any]:
+def _group_key_columns(window: Window, row: Row) -> dict[str, Any]:
     return {k: row[k] for k in window.group_by}
 
 
@@ -116,7 +116,7 @@ def _aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
     if a.column is None:
         return len(rows)
     if a.agg in ("min_by", "max_by"):
-        return _min_max_by(a, rows)
+        return _compute_min_max_by(a, rows)
     pairs = [(r["ts"], r[a.column or ""]) for r in rows if r[a.column] is not None]
     values = [v for _, v in pairs]
     if a.agg == "count":
@@ -124,7 +124,7 @@ def _aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
     if a.agg == "count_distinct":
         return len({canonical_value(v) for v in values})
     if a.agg in ("collect_set", "collect_list", "top_k"):
-        return _collect(a, pairs)
+        return _collect_values(a, pairs)
     if not values:
         return None
     pick: dict[str, Callable[[], Any]] = {
@@ -141,7 +141,7 @@ def _aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
     return pick[a.agg]()
 
 
-def _min_max_by(a: Aggregation, rows: list[Row]) -> Any:
+def _compute_min_max_by(a: Aggregation, rows: list[Row]) -> Any:
     """Return the value of the smallest or largest pair of `by` and value. The value may be NULL, but `by` may not."""
     value, by = a.column or "", a.by or ""
     pairs = [(sort_key(r[by]), sort_key(r[value]), r[value]) for r in rows if r[by] is not None]
@@ -150,7 +150,7 @@ def _min_max_by(a: Aggregation, rows: list[Row]) -> Any:
     return (min if a.agg == "min_by" else max)(pairs, key=lambda p: p[:2])[2]
 
 
-def _collect(a: Aggregation, pairs: list[tuple[int, Any]]) -> list[Any]:
+def _collect_values(a: Aggregation, pairs: list[tuple[int, Any]]) -> list[Any]:
     if a.agg == "collect_list":
         return [v for _, v in sorted(pairs, key=lambda p: (p[0], sort_key(p[1])))]
     counts: dict[Any, tuple[Any, int]] = {}
@@ -205,7 +205,9 @@ def _average(values: list[Any]) -> Any:
     return exact.quantize(exact.divide(_sum(values), len(values)), decimal.Decimal(1).scaleb(-scale))
 
 
-def judge_epochs(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[str, Any]], int, int]:
+def compute_windows_over_epochs(
+    window: Window, epochs: Sequence[Sequence[Row]]
+) -> tuple[list[dict[str, Any]], int, int]:
     """Compute tumbling or hopping windows of one source, epoch by epoch.
 
     Compare each window of a row with the watermark of the previous epoch. Return the windows, the number of rows that

@@ -50,7 +50,7 @@ CODES = {
 
 
 @dataclass
-class S3:
+class S3Server:
     """An S3 server. Its contents are removed when it stops."""
 
     directory: Path
@@ -59,7 +59,7 @@ class S3:
 
     @classmethod
     @contextmanager
-    def started(cls) -> Iterator[S3]:
+    def started(cls) -> Iterator[S3Server]:
         """Yield a running server and stop it afterwards. Raises StartError if moto is not installed."""
         if importlib.util.find_spec("moto") is None:
             raise StartError("an S3 server for tests comes with moto: pip install 'moto[server,s3]'")
@@ -78,13 +78,13 @@ class S3:
         self.process.start()
         self.process.wait_for_http("the S3 server", f"http://127.0.0.1:{self.port}/moto-api/")
 
-    def bucket(self, name: str) -> str:
+    def create_bucket(self, name: str) -> str:
         """Create a bucket, and return a URL in it."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{name}", method="PUT")
         urllib.request.urlopen(request, timeout=60).close()
         return f"s3://{name}/state"
 
-    def options(self, port: int | None = None) -> dict[str, str]:
+    def connection_options(self, port: int | None = None) -> dict[str, str]:
         """Return the connection options. `port`: the port of a proxy, or by default the server's own."""
         return {
             "endpoint": f"http://127.0.0.1:{port or self.port}",
@@ -135,7 +135,7 @@ class Azurite:
                 raise StartError(f"npm cannot be reached for azurite, the Azure server for tests: {npm_error}")
         return command
 
-    def bucket(self, name: str) -> str:
+    def create_bucket(self, name: str) -> str:
         """Create a container, and return a URL in it. Raises StartError."""
         date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
         signed = f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n/{self.ACCOUNT}/{self.ACCOUNT}/{name}\nrestype:container"
@@ -150,7 +150,7 @@ class Azurite:
             raise StartError(f"the Azure server refused the container: {answer.status} {answer.reason}")
         return f"abfss://{name}@{self.ACCOUNT}.dfs.core.windows.net/state"
 
-    def options(self, port: int | None = None) -> dict[str, str]:
+    def connection_options(self, port: int | None = None) -> dict[str, str]:
         """Return the connection options. `port`: the port of a proxy, or by default the server's own."""
         endpoint = f"http://127.0.0.1:{port or self.port}/{self.ACCOUNT}"
         return {"endpoint": endpoint, "account_name": self.ACCOUNT, "account_key": self.KEY}
@@ -193,14 +193,14 @@ class FaultyProxy:
 
     @classmethod
     @contextmanager
-    def in_front_of(cls, target: int) -> Iterator[FaultyProxy]:
+    def start_proxy(cls, target: int) -> Iterator[FaultyProxy]:
         """Yield a running proxy for the server at port `target`, and stop it afterwards."""
         running = cls(target)
 
-        class Handler(_Handler):
+        class Handler(_ProxyHandler):
             proxy = running
 
-        server = _Server(("127.0.0.1", 0), Handler)
+        server = _ProxyServer(("127.0.0.1", 0), Handler)
         running.port = int(server.server_address[1])
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
@@ -213,7 +213,7 @@ class FaultyProxy:
             thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class _ProxyServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -222,11 +222,11 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ProxyHandler(BaseHTTPRequestHandler):
     proxy: FaultyProxy
     protocol_version = "HTTP/1.1"
 
-    def _forward(self) -> None:
+    def _forward_request(self) -> None:
         proxy, method = self.proxy, self.command
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = proxy.judge(method, self.path)
@@ -237,10 +237,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault.isdigit():
-            self._refuse(int(fault))
+            self._send_error_status(int(fault))
             return
         if fault == "half":
-            self._send_half(body)
+            self._send_half_request(body)
             return
         for _ in range(2 if fault == "twice" else 1):
             connection = http.client.HTTPConnection("127.0.0.1", proxy.target, timeout=SECONDS)
@@ -259,21 +259,23 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault.startswith("done-"):
-            self._refuse(int(fault.removeprefix("done-")))
+            self._send_error_status(int(fault.removeprefix("done-")))
             return
-        self._answer(answer.status, answer.getheaders(), proxy.revise(method, self.path, content), fault == "cut")
+        self._send_answer(answer.status, answer.getheaders(), proxy.revise(method, self.path, content), fault == "cut")
 
-    def _refuse(self, status: int) -> None:
-        self._answer(status, [], f"<Error><Code>{CODES[status]}</Code><Message>of the test</Message></Error>".encode())
+    def _send_error_status(self, status: int) -> None:
+        self._send_answer(
+            status, [], f"<Error><Code>{CODES[status]}</Code><Message>of the test</Message></Error>".encode()
+        )
 
-    def _send_half(self, body: bytes) -> None:
+    def _send_half_request(self, body: bytes) -> None:
         """Announce the whole request to the server, send half of it, and close both connections."""
         self.close_connection = True
         head = "".join(f"{n}: {v}\r\n" for n, v in self.headers.items())
         with socket.create_connection(("127.0.0.1", self.proxy.target), SECONDS) as upstream:
             upstream.sendall(f"{self.command} {self.path} HTTP/1.1\r\n{head}\r\n".encode() + body[: len(body) // 2])
 
-    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, cut: bool = False) -> None:
+    def _send_answer(self, status: int, headers: list[tuple[str, str]], content: bytes, cut: bool = False) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
             self.send_response(status)
             for name, value in headers:
@@ -286,7 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content[: len(content) // 2] if cut else content)
             self.close_connection |= cut
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward_request  # noqa: N815
 
     def log_message(self, format: str, *args: object) -> None:
         return

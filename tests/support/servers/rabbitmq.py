@@ -29,7 +29,7 @@ _INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one on PATH on
 
 @dataclass
 class RabbitMQ:
-    """A broker. Durable queues and persistent messages survive `end` and `start`."""
+    """A broker. Durable queues and persistent messages survive `stop_broker` and `start`."""
 
     directory: Path
     port: int
@@ -96,12 +96,12 @@ class RabbitMQ:
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             self.process.check_running("RabbitMQ")
-            if self._answers():
+            if self._is_responding():
                 return
             time.sleep(0.2)
         raise StartError(f"RabbitMQ did not answer within {SECONDS} s: {self.process.tail()}")
 
-    def _answers(self) -> bool:
+    def _is_responding(self) -> bool:
         try:
             with closing(socket.create_connection(("127.0.0.1", self.port), timeout=2)) as probe:
                 probe.sendall(b"AMQP\x00\x00\x09\x01")
@@ -110,9 +110,9 @@ class RabbitMQ:
             return False
 
     def stop(self) -> None:
-        self.end()
+        self.stop_broker()
         self.mapper.stop(signal.SIGKILL)
 
-    def end(self) -> None:
+    def stop_broker(self) -> None:
         """Stop the broker cleanly. A broker that is killed soon after the first start loses durable queues."""
         self.process.stop(signal.SIGTERM)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.support.servers.ivy_modules import fetch_program
+from tests.support.servers.maven_downloads import fetch_program
 
 from slackwater.testing.services import Process, free_port
 
@@ -59,7 +59,7 @@ class SchemaRegistry:
             registry.process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)
 
-    def register(self, subject: str, schema: str, kind: str, references: Sequence[dict[str, Any]] = ()) -> int:
+    def register_schema(self, subject: str, schema: str, kind: str, references: Sequence[dict[str, Any]] = ()) -> int:
         """Register a new version of a subject, and return the id of its schema. `kind`: AVRO or JSON."""
         body = {"schema": schema, "schemaType": kind, "references": list(references)}
         request = urllib.request.Request(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.config_mistakes import BASE, COUNT, OWN, Mean, problems, swap
+from tests.support.config_mistakes import BASE, COUNT, OWN, Mean, expect_config_problems, replace_text
 
 import slackwater as sw
 from slackwater.config.custom_aggregator import check_aggregator
@@ -17,16 +17,16 @@ from slackwater.errors import ConfigError, StartError
 from slackwater.windows.aggregations import bind_aggregation
 
 
-class Nothing(sw.Aggregator):
+class AggregatorWithoutMethods(sw.Aggregator):
     accumulators: Mapping[str, str] = {"n": "bigint"}
     output = "bigint"
 
 
-def mean_with(**changed: Any) -> type[sw.Aggregator]:
+def mean_subclass(**changed: Any) -> type[sw.Aggregator]:
     return type("Mean", (Mean,), changed)
 
 
-def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
+def aggregation_problems(aggregator: Any, **settings: Any) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         sw.Aggregation(**{"agg": aggregator, "columns": {"value": "x"}, "as_": "y", **settings})
     return caught.value.problems
@@ -35,47 +35,49 @@ def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("aggregator", "line"),
     [
-        (mean_with(inputs=["value"]), 'inputs is a list, expected a mapping of names to types, as in {"value": "double"}'),
-        (mean_with(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar Spark type, such as "double"'),
-        (mean_with(accumulators={"n": "number"}), 'accumulator "n" has type "number", expected a scalar Spark type or an array of '
+        (mean_subclass(inputs=["value"]), 'inputs is a list, expected a mapping of names to types, as in {"value": "double"}'),
+        (mean_subclass(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar Spark type, such as "double"'),
+        (mean_subclass(accumulators={"n": "number"}), 'accumulator "n" has type "number", expected a scalar Spark type or an array of '
          "scalars; use several accumulators instead of a struct"),
-        (mean_with(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar Spark type or an array of '
+        (mean_subclass(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar Spark type or an array of '
          "scalars; use several accumulators instead of a struct"),
-        (mean_with(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
-        (mean_with(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, such as "double" or "array<string>"'),
-        (mean_with(lift=lambda self, value: {"n": value}), "lift returns a mapping with the keys n, expected a mapping with the keys n, total"),
-        (mean_with(merge=lambda self, n, total: [n, total]), "merge returns a list, expected a mapping with the keys n, total"),
-        (mean_with(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n"; expected one value per group, such as n.sum()'),
-        (mean_with(finish=lambda self, n: n), "finish fails on rows of NULLs (TypeError: <lambda>() got an unexpected keyword argument 'total')"),
-        (mean_with(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
+        (mean_subclass(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
+        (mean_subclass(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, such as "double" or "array<string>"'),
+        (mean_subclass(lift=lambda self, value: {"n": value}), "lift returns a mapping with the keys n, expected a mapping with the keys n, total"),
+        (mean_subclass(merge=lambda self, n, total: [n, total]), "merge returns a list, expected a mapping with the keys n, total"),
+        (mean_subclass(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n"; expected one value per group, such as n.sum()'),
+        (mean_subclass(finish=lambda self, n: n), "finish fails on rows of NULLs (TypeError: <lambda>() got an unexpected keyword argument 'total')"),
+        (mean_subclass(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
     ],
 )  # fmt: skip
 def test_inconsistent_aggregator_is_refused_in_one_line(aggregator: Any, line: str) -> None:
-    (problem,) = lines(aggregator)
+    (problem,) = aggregation_problems(aggregator)
     assert problem.startswith(f"Aggregation: agg: Mean: {line}")
     assert "\n" not in problem
 
 
 def test_missing_aggregator_function_is_reported_by_name() -> None:
-    assert lines(Nothing, columns={}) == ("Aggregation: agg: Nothing: does not define lift",)
+    assert aggregation_problems(AggregatorWithoutMethods, columns={}) == (
+        "Aggregation: agg: AggregatorWithoutMethods: does not define lift",
+    )
 
 
 def test_options_for_an_aggregator_instance_are_refused() -> None:
     expected = "Aggregation: options: applies only if agg is a class, but agg is an instance; pass the class, or remove the options"
-    assert lines(Mean(), options={"k": 1}) == (expected,)
+    assert aggregation_problems(Mean(), options={"k": 1}) == (expected,)
 
 
 def test_failing_module_is_reported_without_a_stack_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert problems(swap(BASE, COUNT, 'agg = "failing_module:X"\nas = "x"\n')) == [
+    assert expect_config_problems(replace_text(BASE, COUNT, 'agg = "failing_module:X"\nas = "x"\n')) == [
         'transform.window.aggregations[0].agg: module "failing_module" cannot be imported '
         "(ZeroDivisionError: division by zero); correct the module"
     ]
 
 
 def test_only_named_aggregators_round_trip_through_toml() -> None:
-    text = swap(BASE, COUNT, OWN)
+    text = replace_text(BASE, COUNT, OWN)
     pipeline = sw.loads(text, env={})
     assert sw.loads(sw.to_toml(pipeline), env={}) == pipeline
     assert 'columns = {value = "amount"}' in sw.to_toml(pipeline)
@@ -130,7 +132,7 @@ def test_merge_with_wants_keys_is_checked_without_real_keys() -> None:
     def merge(self: Any, keys: Any, n: Any, total: Any) -> Any:
         return {"n": n.sum(), "total": keys["any"].cast(float) + total.sum()}
 
-    check_aggregator(mean_with(merge=merge, wants_keys=True)())
+    check_aggregator(mean_subclass(merge=merge, wants_keys=True)())
 
 
 def test_fingerprints_of_built_in_aggregations_are_stable() -> None:
@@ -155,7 +157,7 @@ def test_check_imports_polars_only_for_classes_and_never_spark(tmp_path: Path) -
     import subprocess
 
     (tmp_path / "own.py").write_text("import slackwater as sw\nimport polars as pl\n" + MEAN)
-    text = swap(BASE, COUNT, 'agg = "own:Mean"\ncolumns = { value = "amount" }\nas = "x"\n')
+    text = replace_text(BASE, COUNT, 'agg = "own:Mean"\ncolumns = { value = "amount" }\nas = "x"\n')
     for content, expected in ((BASE, "False False"), (text, "True False")):
         (tmp_path / "p.toml").write_text(content)
         code = (

@@ -53,7 +53,7 @@ path = "state"
 """
 
 
-def config_text(*targets: str, last: str = "", more: str = "") -> str:
+def build_targets_config(*targets: str, last: str = "", more: str = "") -> str:
     return BASE.replace("LAST", last) + "".join(f"[[targets]]\n{t}\n" for t in targets) + more
 
 
@@ -63,7 +63,7 @@ TABLE = 'connection = "db"\ntable = "visits"\nfrom = "visits"'
 
 def test_targets_are_named_after_the_stages_that_they_read() -> None:
     pipeline = toml.loads(
-        config_text(
+        build_targets_config(
             LAKE,
             TABLE,
             'name = "topic"\nconnection = "bus"\ntopic = "t"\nfrom = "visits"',
@@ -90,23 +90,25 @@ def test_targets_are_named_after_the_stages_that_they_read() -> None:
 
 
 def test_a_single_target_writes_under_the_name_of_the_pipeline() -> None:
-    pipeline = toml.loads(config_text(more="[target]\n" + LAKE))
+    pipeline = toml.loads(build_targets_config(more="[target]\n" + LAKE))
     assert [(n, narrowed.writer) for n, narrowed in pipeline.per_target.items()] == [("hours", "p")]
     assert pipeline.one_target() == pipeline.per_target["hours"]
     assert sw.to_toml(pipeline).count("[target]") == 1
 
 
 def test_a_stage_name_may_be_an_invalid_file_name() -> None:
-    text = config_text(LAKE, TABLE).replace('"visits"', '"a/../b"')
+    text = build_targets_config(LAKE, TABLE).replace('"visits"', '"a/../b"')
     names = [narrowed.writer for narrowed in toml.loads(text).per_target.values()]
     assert names[0] == "p~hours" and "/" not in names[1] and names[1].startswith("p~")
     long = (
-        toml.loads(config_text(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).per_target["visits"].writer
+        toml.loads(build_targets_config(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"'))
+        .per_target["visits"]
+        .writer
     )
     assert (
         len(long) <= 200
         and long
-        != toml.loads(config_text(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"'))
+        != toml.loads(build_targets_config(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"'))
         .per_target["hours"]
         .writer
     )
@@ -130,33 +132,33 @@ def test_a_stage_name_may_be_an_invalid_file_name() -> None:
         ([LAKE, 'connection = "db"\ntable = "slackwater_targets"'], "", ['targets[1].table: found "slackwater_targets", which is a table name that Slackwater reserves; choose another name']),
     ],
 )  # fmt: skip
-def test_each_invalid_target_is_reported_in_one_line(targets: list[str], more: str, lines: list[str]) -> None:
+def test_each_invalid_target_is_refused_with_a_one_line_error(targets: list[str], more: str, lines: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        toml.loads(config_text(*targets, more=more))
+        toml.loads(build_targets_config(*targets, more=more))
     assert [line.removeprefix("<config>: ").removeprefix("<string>: ") for line in error.value.problems] == lines
 
 
 def test_more_than_sixteen_targets_are_refused() -> None:
     targets = [LAKE.replace("out", f"out{n}") for n in range(17)]
     with pytest.raises(ConfigError, match="targets: found 17 targets, expected at most 16"):
-        toml.loads(config_text(*targets))
+        toml.loads(build_targets_config(*targets))
 
 
-def test_revised_results_need_a_target_that_replaces_rows() -> None:
+def test_emit_updates_needs_an_upserting_target_and_standalone_an_append_only_target() -> None:
     updates = 'emit = "updates"'
     into = 'connection = "db"\ntable = "hours"'
-    toml.loads(config_text(into, LAKE.replace("path", 'from = "visits"\npath'), last=updates))
+    toml.loads(build_targets_config(into, LAKE.replace("path", 'from = "visits"\npath'), last=updates))
     with pytest.raises(ConfigError, match="a files target is append-only") as error:
-        toml.loads(config_text(into, LAKE, last=updates))
+        toml.loads(build_targets_config(into, LAKE, last=updates))
     assert len(error.value.problems) == 1
-    toml.loads(config_text(into, LAKE, last=updates + "\nemit_metadata = true"))
+    toml.loads(build_targets_config(into, LAKE, last=updates + "\nemit_metadata = true"))
     with pytest.raises(ConfigError, match=r'"standalone" needs an append-only target'):
-        toml.loads(config_text(LAKE, into, last='late_data = "standalone"\nemit_metadata = true'))
+        toml.loads(build_targets_config(LAKE, into, last='late_data = "standalone"\nemit_metadata = true'))
 
 
 def test_dead_letter_target_does_not_accept_a_stage() -> None:
     letters = '[dead_letter]\nconnection = "lake"\npath = "letters"\nfrom = "visits"\n'
-    text = config_text(LAKE, more=letters).replace(
+    text = build_targets_config(LAKE, more=letters).replace(
         '[[stages]]\nname = "visits"', '[[stages]]\nname = "visits"\non_error = "dlq"'
     )
     with pytest.raises(
@@ -169,7 +171,7 @@ def test_dead_letter_target_does_not_accept_a_stage() -> None:
 @pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); choose one of them with --target NAME"), ("visit", 'found "visit", which is not a target; did you mean "visits"')])  # fmt: skip
 def test_a_command_that_needs_one_target_lists_the_targets(name: str | None, line: str) -> None:
     with pytest.raises(StartError, match=line):
-        toml.loads(config_text(LAKE, TABLE)).one_target(name)
+        toml.loads(build_targets_config(LAKE, TABLE)).one_target(name)
 
 
 def test_kafka_eos_requires_exactly_once_delivery_of_every_topic() -> None:
@@ -177,7 +179,7 @@ def test_kafka_eos_requires_exactly_once_delivery_of_every_topic() -> None:
     eos = 'crash_recovery = "kafka_eos"\nevent_time_column = "ts"'
 
     def text(*targets: str) -> str:
-        return config_text(*targets).replace('event_time_column = "ts"', eos)
+        return build_targets_config(*targets).replace('event_time_column = "ts"', eos)
 
     two_targets: list[Any] = [LAKE, topic + '\ndelivery = "exactly_once"']
     toml.loads(text(*two_targets))

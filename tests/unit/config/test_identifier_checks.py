@@ -10,7 +10,7 @@ from slackwater.config.toml import loads
 from slackwater.errors import ConfigError
 
 
-def config(
+def build_config_with_names(
     key: str = "k", name: str = "n", target: str = 'connection = "db"\ntable = "out"', state: str = "", schema: str = ""
 ) -> str:
     def text(value: str) -> str:
@@ -72,9 +72,9 @@ AVRO = 'connection = "kafka"\ntopic = "t"\nvalue_format = "avro"'
         ({"target": 'connection = "lake"\npath = "a\\u0000"'}, "U\\+0000"),
     ],
 )  # fmt: skip
-def test_name_that_the_system_cannot_store_is_refused(names: dict[str, Any], line: str) -> None:
+def test_name_that_the_target_or_state_store_cannot_store_is_refused(names: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line) as refused:
-        loads(config(**names), env={})
+        loads(build_config_with_names(**names), env={})
     assert len(refused.value.problems) == 1, refused.value.problems
 
 
@@ -87,4 +87,4 @@ def test_name_that_the_system_cannot_store_is_refused(names: dict[str, Any], lin
     ],
 )  # fmt: skip
 def test_valid_column_and_target_names_are_accepted(names: dict[str, Any]) -> None:
-    loads(config(**names), env={})
+    loads(build_config_with_names(**names), env={})

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.join_mistakes import ADVICE, BOUNDS, CASES, ISSUE, LAKE, LETTERS, TARGET, J, swap
+from tests.support.invalid_join_configs import (
+    ADVICE,
+    BOUNDS,
+    CASES,
+    ISSUE,
+    LAKE,
+    LETTERS,
+    TARGET,
+    J,
+    make_invalid_join_config,
+)
 
 import slackwater as sw
 from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, KafkaConnection
@@ -56,7 +66,7 @@ url = "${STATE_URL}"
 ENV = {"KAFKA": "b:9092", "WAREHOUSE_URL": "postgresql://h/d", "STATE_URL": "postgresql://h/s"}
 
 
-def join(**more: Any) -> sw.Join:
+def join_spec(**more: Any) -> sw.Join:
     required: dict[str, Any] = {
         "kind": "inner",
         "left_source": "orders",
@@ -108,7 +118,7 @@ def test_python_and_toml_build_equal_pipelines() -> None:
         name="orders-payments",
         connections={"kafka_prod": kafka, "warehouse": sw.PostgresConnection(url="postgresql://h/d")},
         sources=[sw.Source(name=name, connection=kafka, query=name) for name in ("orders", "payments")],
-        join=join(kind="stream_stream_join", lateness_ms="10s"),
+        join=join_spec(kind="stream_stream_join", lateness_ms="10s"),
         target="warehouse",
         target_table="public.paid_orders",
         state_store=sw.StateStore(kind="postgres", url="postgresql://h/s"),
@@ -148,7 +158,7 @@ def test_every_setting_survives_a_round_trip_through_toml() -> None:
         "on_state_cap": "drop_oldest",
         "crash_recovery": "persisted",
     }
-    p = pipeline(join(**settings))
+    p = pipeline(join_spec(**settings))
     written = tomllib.loads(sw.to_toml(p))["transform"]["join"]
     keys = {find_duration_keys(sw.Join).get(name, name) for name in written}
     assert set(settings) - keys == set()
@@ -157,7 +167,7 @@ def test_every_setting_survives_a_round_trip_through_toml() -> None:
 
 
 def test_duration_from_environment_is_written_as_variable() -> None:
-    p = sw.loads(swap("= 300000", '= "${APART}"'), env=ENV | {"APART": "2m"})
+    p = sw.loads(make_invalid_join_config("= 300000", '= "${APART}"'), env=ENV | {"APART": "2m"})
     assert p.transform.join is not None
     assert p.transform.join.bounds_ms == (-120_000, 120_000)
     assert 'time_window = "${APART}"' in sw.to_toml(p)
@@ -165,16 +175,16 @@ def test_duration_from_environment_is_written_as_variable() -> None:
 
 def test_streaming_pipeline_decorator_accepts_join() -> None:
     @sw.streaming_pipeline(
-        sources=pipeline(join(event_time_column="ts")).sources,
+        sources=pipeline(join_spec(event_time_column="ts")).sources,
         connections={"files": FilesConnection()},
-        join=join(event_time_column="ts"),
+        join=join_spec(event_time_column="ts"),
         target="files",
         target_path="out",
         state_store=sw.StateStore(kind="files", path="state"),
     )
     def registered_join() -> None: ...
 
-    assert registered_join.pipeline.transform.join == join(event_time_column="ts")
+    assert registered_join.pipeline.transform.join == join_spec(event_time_column="ts")
 
 
 def test_joins_page_shows_example_config() -> None:
@@ -187,9 +197,9 @@ def test_joins_page_shows_example_config() -> None:
 
 
 def test_every_kind_spelling_maps_to_one_of_four_join_types() -> None:
-    hows = {kind: join(kind=kind).join_type for kind in JOIN_TYPES}
+    hows = {kind: join_spec(kind=kind).join_type for kind in JOIN_TYPES}
     assert set(hows.values()) == {"inner", "left", "right", "full"}
-    assert {kind: join(kind=kind).outer for kind in JOIN_TYPES} == {
+    assert {kind: join_spec(kind=kind).outer for kind in JOIN_TYPES} == {
         "stream_stream_join": (False, False),
         "inner": (False, False),
         "left": (True, False),
@@ -220,12 +230,12 @@ def test_retention_of_each_side_follows_bounds_and_lateness(
     """
     right.ts - left.ts in [lower, upper]:   left   ●────── upper ──▶      right   ●── -lower ──▶      never less than 0
     """
-    spec = join(**settings)
+    spec = join_spec(**settings)
     assert (spec.bounds_ms, spec.retention_ms) == (bounds, keeps)
 
 
 def test_each_side_has_separate_sql() -> None:
-    both = pipeline(join(left_sql="SELECT 1", event_time_column="ts")).transform
+    both = pipeline(join_spec(left_sql="SELECT 1", event_time_column="ts")).transform
     assert [both.sql_of(name) for name in ("orders", "payments")] == ["SELECT 1", None]
     assert [both.sql_key(name) for name in ("orders", "payments")] == [f"{J}.left_sql", f"{J}.right_sql"]
 
@@ -236,23 +246,23 @@ LEFT, RIGHT = ["order_id", "amount", "_event_ts"], ["order_id", "paid", "_event_
 
 
 def test_output_columns_have_prefix_of_side() -> None:
-    assert joined_column_names(join(), LEFT, RIGHT) == (
+    assert joined_column_names(join_spec(), LEFT, RIGHT) == (
         {"order_id": "left_order_id", "amount": "left_amount"},
         {"order_id": "right_order_id", "paid": "right_paid"},
     )
 
 
 def test_output_column_settings_select_and_order_columns() -> None:
-    spec = join(output_left_columns=["_event_ts", "amount"], output_right_columns=[], left_prefix="l")
+    spec = join_spec(output_left_columns=["_event_ts", "amount"], output_right_columns=[], left_prefix="l")
     assert joined_column_names(spec, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
 
 
 def test_metadata_columns_are_omitted_unless_selected() -> None:
     columns = ["_key", "_value", "id", "_event_ts"]
     added = (metadata_columns("kafka"), metadata_columns("kafka"))
-    left_names, right_names = joined_column_names(join(output_right_columns=["_key"]), columns, columns, added)
+    left_names, right_names = joined_column_names(join_spec(output_right_columns=["_key"]), columns, columns, added)
     assert (list(left_names), list(right_names)) == (["id"], ["_key"])
-    left_names, right_names = joined_column_names(join(left_sql="SELECT * FROM source"), columns, ["id"], added)
+    left_names, right_names = joined_column_names(join_spec(left_sql="SELECT * FROM source"), columns, ["id"], added)
     assert (list(left_names), list(right_names)) == (["_key", "_value", "id"], ["id"])
     assert metadata_columns(None) == metadata_columns("files") == ()
 
@@ -280,7 +290,7 @@ def test_metadata_columns_are_omitted_unless_selected() -> None:
 )
 def test_conflicting_output_names_are_refused_at_start(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(StartError, match=J) as caught:
-        joined_column_names(join(**settings), [*LEFT, "id"], RIGHT)
+        joined_column_names(join_spec(**settings), [*LEFT, "id"], RIGHT)
     assert str(caught.value) == line
 
 
@@ -289,11 +299,13 @@ def test_conflicting_output_names_are_refused_at_start(settings: dict[str, Any],
 )
 def test_invalid_output_names_are_refused_at_start(name: str, line: str) -> None:
     with pytest.raises((ConfigError, StartError), match=f"right_prefix: .* of the right side: found .*{line}"):
-        joined_column_names(join(left_prefix="l_", right_prefix="", output_right_columns=[name]), LEFT, [*RIGHT, name])
+        joined_column_names(
+            join_spec(left_prefix="l_", right_prefix="", output_right_columns=[name]), LEFT, [*RIGHT, name]
+        )
 
 
 def test_empty_prefix_is_accepted_without_name_conflict() -> None:
-    left_names, right_names = joined_column_names(join(left_prefix="", output_right_columns=["paid"]), LEFT, RIGHT)
+    left_names, right_names = joined_column_names(join_spec(left_prefix="", output_right_columns=["paid"]), LEFT, RIGHT)
     assert (left_names, right_names) == ({"order_id": "order_id", "amount": "amount"}, {"paid": "right_paid"})
 
 
@@ -306,7 +318,7 @@ def test_empty_prefix_is_accepted_without_name_conflict() -> None:
 def test_each_mistake_is_reported_in_one_line(case: tuple[str, ...]) -> None:
     old, new, *lines = case
     with pytest.raises(ConfigError) as caught:
-        sw.loads(swap(old, new), "p.toml", ENV)
+        sw.loads(make_invalid_join_config(old, new), "p.toml", ENV)
     assert [line.removeprefix("p.toml: ") for line in caught.value.problems] == lines
 
 
@@ -324,12 +336,12 @@ def test_each_mistake_is_reported_in_one_line(case: tuple[str, ...]) -> None:
     ],
 )
 def test_valid_join_settings_are_accepted(old: str, new: str) -> None:
-    assert sw.loads(swap(old, new), env=ENV).transform.join is not None
+    assert sw.loads(make_invalid_join_config(old, new), env=ENV).transform.join is not None
 
 
 def test_join_of_files_sources_requires_event_time_column() -> None:
     with pytest.raises(ConfigError) as caught:
-        pipeline(join())
+        pipeline(join_spec())
     which = (
         "whose rows have no default event time; name the column that contains the event time, or give a SQL expression"
     )
@@ -342,14 +354,14 @@ def test_python_transform_requires_window_or_join() -> None:
     with pytest.raises(ConfigError, match=r"Transform: window: missing; describe the window"):
         sw.Transform()
     with pytest.raises(ConfigError, match=r"Transform: sql: does not apply to a join"):
-        sw.Transform(sql="SELECT 1", join=join())
+        sw.Transform(sql="SELECT 1", join=join_spec())
 
 
 @pytest.mark.parametrize("target", [FilesConnection(), DeltaConnection(), KafkaConnection(bootstrap_servers="b:1")])
 def test_join_results_are_never_upserted(target: Connection) -> None:
     topic = {"target_path": None, "target_topic": "t"} if target.kind == "kafka" else {}
     joined = pipeline(
-        join(event_time_column="ts", late_data="reopen"), target, **topic
+        join_spec(event_time_column="ts", late_data="reopen"), target, **topic
     )  # pairs are final: no corrections
     assert not joined.target.upserts(target.kind, joined.transform.step)
 

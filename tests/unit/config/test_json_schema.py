@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.support import config_mistakes, connection_mistakes, join_mistakes
-from tests.support.configs import ISSUE
-from tests.support.doc_pages import anchors
+from tests.support import config_mistakes, invalid_connection_configs, invalid_join_configs
+from tests.support.markdown_pages import find_heading_anchors
+from tests.support.user_sessions_config import ISSUE
 
 import slackwater as sw
 from slackwater.config import json_schema
@@ -53,25 +53,27 @@ BEYOND = {
 }
 
 
-def cases() -> Iterator[Any]:
+def iterate_invalid_config_cases() -> Iterator[Any]:
     """Yield each mistake of the tables of errors as the content of a config and the lines of `check`."""
-    for case in (*config_mistakes.CASES, *connection_mistakes.CASES):
+    for case in (*config_mistakes.CASES, *invalid_connection_configs.CASES):
         base, old, new, *lines = case
-        yield pytest.param(config_mistakes.swap(base, old, new), lines, id=lines[0].split(";")[0])
-    for old, new, *lines in join_mistakes.CASES:
-        yield pytest.param(join_mistakes.swap(old, new), lines, id=f"join: {lines[0].split(';')[0]}")
+        yield pytest.param(config_mistakes.replace_text(base, old, new), lines, id=lines[0].split(";")[0])
+    for old, new, *lines in invalid_join_configs.CASES:
+        yield pytest.param(
+            invalid_join_configs.make_invalid_join_config(old, new), lines, id=f"join: {lines[0].split(';')[0]}"
+        )
 
 
-def parse_toml(content: str) -> Any:
+def parse_toml_or_none(content: str) -> Any:
     try:
         return tomllib.loads(content)
     except tomllib.TOMLDecodeError:
         return None
 
 
-@pytest.mark.parametrize(("content", "lines"), list(cases()))
+@pytest.mark.parametrize(("content", "lines"), list(iterate_invalid_config_cases()))
 def test_schema_rejects_every_mistake_that_json_schema_can_express(content: str, lines: list[str]) -> None:
-    data = parse_toml(content)
+    data = parse_toml_or_none(content)
     if data is None:
         assert lines[0].startswith("is not valid TOML")
         return
@@ -80,16 +82,16 @@ def test_schema_rejects_every_mistake_that_json_schema_can_express(content: str,
 
 
 def test_schema_exception_list_has_no_stale_entries() -> None:
-    lines = [line for case in cases() for line in case.values[1]]
+    lines = [line for case in iterate_invalid_config_cases() for line in case.values[1]]
     unused = [pattern for pattern in BEYOND if not any(re.search(pattern, line) for line in lines)]
     assert unused == []
 
 
-def problems(content: str) -> list[str]:
+def find_schema_violations(content: str) -> list[str]:
     return [f"{error.json_path}: {error.message[:300]}" for error in VALID.iter_errors(tomllib.loads(content))]
 
 
-def right_configs() -> Iterator[Any]:
+def iterate_valid_configs() -> Iterator[Any]:
     """Yield every complete config of the examples, the docs and the tests of configs."""
     for path in sorted([*ROOT.glob("examples/**/*.toml"), *ROOT.glob("tests/fixtures/**/*.toml")]):
         yield pytest.param(path.read_text(), id=str(path.relative_to(ROOT)))
@@ -99,24 +101,26 @@ def right_configs() -> Iterator[Any]:
             if is_installed and {"name", "sources", "target"} <= set(tomllib.loads(text)):
                 yield pytest.param(text, id=f"{page.relative_to(ROOT)}-{i}")
     yield pytest.param(ISSUE, id="issue")
-    for module in (config_mistakes, connection_mistakes, join_mistakes):
+    for module in (config_mistakes, invalid_connection_configs, invalid_join_configs):
         for name in ("BASE", "TUMBLING", "HOPPING", "PROCESSING", "KAFKA", "PERSISTED", "LATE", "ISSUE"):
             if isinstance(content := getattr(module, name, None), str):
                 yield pytest.param(content, id=f"{module.__name__.rpartition('.')[2]}.{name}")
 
 
-RIGHT = list(right_configs())
+RIGHT = list(iterate_valid_configs())
 
 
 def test_valid_configs_include_those_of_readme_docs_and_examples() -> None:
     named = [str(param.id) for param in RIGHT]
     assert any(n.startswith("README.md") for n in named) and any(n.startswith("docs/") for n in named)
-    assert any(n.startswith("examples/") for n in named) and any(n.startswith("connection_mistakes") for n in named)
+    assert any(n.startswith("examples/") for n in named) and any(
+        n.startswith("invalid_connection_configs") for n in named
+    )
 
 
 @pytest.mark.parametrize("content", RIGHT)
 def test_the_schema_accepts_every_valid_config(content: str) -> None:
-    assert problems(content) == []
+    assert find_schema_violations(content) == []
 
 
 def test_the_schema_accepts_environment_variables() -> None:
@@ -129,8 +133,8 @@ def test_the_schema_accepts_environment_variables() -> None:
         ('agg = "count"\n', 'agg = "${X}"\n'),
         ('name = "p"', 'name = "${X}"'),
     ):
-        content = config_mistakes.swap(content, old, new)
-    assert problems(content) == []
+        content = config_mistakes.replace_text(content, old, new)
+    assert find_schema_violations(content) == []
 
 
 def test_shipped_schema_file_is_up_to_date_with_the_specs() -> None:
@@ -153,8 +157,10 @@ TABLES = sorted(
 def test_every_key_has_a_description_and_is_named_in_its_docs_section(spec: type[Spec]) -> None:
     page, _, anchor = spec.DOC_LINK.partition("#")
     text = (ROOT / page).read_text()
-    assert anchor in anchors(text)
-    (section,) = [s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in anchors(f"## {s}")]
+    assert anchor in find_heading_anchors(text)
+    (section,) = [
+        s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in find_heading_anchors(f"## {s}")
+    ]
     units = {key: name for name, key in find_duration_keys(spec).items()}
     for key, declared in spec.KEYS.items():
         if declared.python_only or (issubclass(spec, KeyedStep) and key in KeyedStep.KEYS):
@@ -197,8 +203,8 @@ def test_each_key_links_to_its_section_of_the_docs(key: str, anchor: str) -> Non
 def test_the_schema_and_check_agree_on_the_readme_example() -> None:
     """Cover the example of the README, unchanged and with an unknown key."""
     content = (ROOT / "examples" / "sessions" / "sessions.toml").read_text()
-    assert problems(content) == []
+    assert find_schema_violations(content) == []
     wrong = content.replace("gap =", "gapp =")
-    assert problems(wrong)
+    assert find_schema_violations(wrong)
     with pytest.raises(sw.ConfigError):
         sw.loads(wrong)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.reminders import Failing, Reminders, WrongColumns
-from tests.support.script import build_pipeline
+from tests.support.keyed_functions import FailingFunction, Reminders, WrongColumnsFunction
+from tests.support.local_pipeline_script import build_pipeline
 
 import slackwater as sw
 from slackwater import explain
@@ -17,7 +17,7 @@ from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.registry import compile_step
 
-HERE = "tests.support.reminders"
+HERE = "tests.support.keyed_functions"
 TOML = """
 name = "watch"
 
@@ -35,7 +35,7 @@ schema = "user STRING, ts TIMESTAMP"
 name = "remind"
 
 [stages.keyed]
-class = "tests.support.reminders:Reminders"
+class = "tests.support.keyed_functions:Reminders"
 keys = ["user"]
 options = { every = 20 }
 event_time_column = "ts"
@@ -56,13 +56,13 @@ path = "state"
 """
 
 
-def mistakes(**table: Any) -> list[str]:
+def find_keyed_step_problems(**table: Any) -> list[str]:
     problems: list[str] = []
     Transform.parse_partial({"keyed": {"keys": ["user"], **table}}, "p.toml", "transform", problems)
     return [line.removeprefix("p.toml: transform.keyed.") for line in problems]
 
 
-def test_toml_and_python_describe_the_same_step() -> None:
+def test_toml_and_python_configs_create_the_same_keyed_step() -> None:
     pipeline = sw.loads(TOML, "watch.toml")
     step = sw.Keyed(class_=Reminders, keys=["user"], options={"every": 20}, event_time_column="ts", lag="1m")
     assert pipeline.stages[0].keyed == step
@@ -100,10 +100,13 @@ def test_check_uses_the_declared_output_columns_of_the_class() -> None:
             'class: "fractions:Fraction" is the class Fraction, expected a class derived from slackwater.KeyedFunction; '
             "name such a class",
         ),
-        ({"class": f"{HERE}:Unfinished"}, "class: Unfinished does not define the method advance; define it"),
         (
-            {"class": f"{HERE}:UnstorableState"},
-            'class: UnstorableState: state has a column "user", which is a key; remove it, because every state row has the key columns',
+            {"class": f"{HERE}:FunctionWithoutAdvance"},
+            "class: FunctionWithoutAdvance does not define the method advance; define it",
+        ),
+        (
+            {"class": f"{HERE}:StateColumnNamedLikeKeyFunction"},
+            'class: StateColumnNamedLikeKeyFunction: state has a column "user", which is a key; remove it, because every state row has the key columns',
         ),
         (
             {"class": f"{HERE}:Reminders", "options": {"evry": 1}},
@@ -113,8 +116,8 @@ def test_check_uses_the_declared_output_columns_of_the_class() -> None:
     ],
     ids=str,
 )
-def test_each_config_mistake_is_reported_in_one_line(table: dict[str, Any], line: str) -> None:
-    assert mistakes(**table) == [line]
+def test_each_invalid_keyed_function_config_is_refused_with_a_one_line_error(table: dict[str, Any], line: str) -> None:
+    assert find_keyed_step_problems(**table) == [line]
 
 
 def test_class_that_workers_cannot_import_is_rejected() -> None:
@@ -143,20 +146,21 @@ def test_declared_state_columns_must_have_valid_names_and_types() -> None:
         assert text in str(caught.value)
 
 
-def start(function: type[sw.KeyedFunction]) -> None:
+def compile_keyed_function(function: type[sw.KeyedFunction]) -> None:
     pipeline = build_pipeline(sw.Keyed(class_=function, keys=["user"]), ["a"], name="p")
     compile_step(pipeline, {"a": {"user": Field("user", "string")}})
 
 
 def test_start_reports_errors_of_the_class_before_reading_rows() -> None:
     with pytest.raises(
-        StartError, match=r"p: advance of tests.support.reminders:Failing failed in line \d+ of .*ColumnNotFound"
+        StartError,
+        match=r"p: advance of tests.support.keyed_functions:FailingFunction failed in line \d+ of .*ColumnNotFound",
     ):
-        start(Failing)
+        compile_keyed_function(FailingFunction)
     with pytest.raises(
         StartError, match=r"returned rows without the column total, expected the columns user, total, __ts"
     ):
-        start(WrongColumns)
+        compile_keyed_function(WrongColumnsFunction)
 
 
 def test_step_restored_from_a_state_does_not_import_the_class(monkeypatch: pytest.MonkeyPatch) -> None:

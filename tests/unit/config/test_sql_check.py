@@ -1,6 +1,6 @@
 """`check` of SQL without Spark: valid SQL is accepted, and each mistake is reported with the config key.
 
-tests/spark/test_check_against_spark.py compares the results with Spark, over the same cases.
+tests/spark/test_static_sql_check_against_spark.py compares the results with Spark, over the same cases.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, config, pipeline
+from tests.support.sql_check_cases import (
+    ACCEPTED,
+    DDL,
+    NO_DDL,
+    REFUSED,
+    UNREAD,
+    build_sql_case_config,
+    load_sql_case_pipeline,
+)
 
 from slackwater.config import static_sql_check, toml
 from slackwater.config.sql import schema_ddl
@@ -20,21 +28,21 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: " ".join(case.values())[:80] or "as it is")
 def test_sql_that_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
-    assert static_sql_check.check_sql(pipeline(**case)).problems == []
+    assert static_sql_check.check_sql(load_sql_case_pipeline(**case)).problems == []
 
 
 @pytest.mark.parametrize(
     ("case", "key", "message"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
 )
 def test_every_mistake_is_reported_with_config_key(case: dict[str, str], key: str, message: str) -> None:
-    problems = static_sql_check.check_sql(pipeline(**case)).problems
+    problems = static_sql_check.check_sql(load_sql_case_pipeline(**case)).problems
     assert [line for line in problems if line.startswith(f"{key}: ") and message in line], problems
     assert all("\n" not in line for line in problems)
 
 
 @pytest.mark.parametrize(("case", "message"), UNREAD)
 def test_unsupported_sql_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
-    checked = static_sql_check.check_sql(pipeline(**case))
+    checked = static_sql_check.check_sql(load_sql_case_pipeline(**case))
     assert checked.problems == []
     assert any(message in line for line in checked.unchecked), checked.unchecked
 
@@ -46,7 +54,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         "time": "n",
         "aggregation": 'agg = "sum"\ncolumn = "x"',
     }
-    keys = [line.partition(": ")[0] for line in static_sql_check.check_sql(pipeline(**case)).problems]
+    keys = [line.partition(": ")[0] for line in static_sql_check.check_sql(load_sql_case_pipeline(**case)).problems]
     assert keys == [
         "transform.window.event_time_unit",
         "transform.sql",
@@ -58,7 +66,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 def test_config_and_sql_mistakes_are_reported_together() -> None:
     """Report an unknown config key together with a column that the schema does not contain."""
-    text = config(query="SELECT usr_id AS user_id, amount, _event_ts FROM source").replace(
+    text = build_sql_case_config(query="SELECT usr_id AS user_id, amount, _event_ts FROM source").replace(
         "max_groups_per_window = 1000", "max_groups = 1"
     )
     data: list[str] = []
@@ -82,7 +90,7 @@ def test_config_and_sql_mistakes_are_reported_together() -> None:
     ],
 )  # fmt: skip
 def test_sql_with_unknown_types_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
-    findings = static_sql_check.check_sql(pipeline(**case))
+    findings = static_sql_check.check_sql(load_sql_case_pipeline(**case))
     assert findings.problems == []
     assert [line for line in findings.unchecked if message in line], findings.unchecked
 
@@ -99,11 +107,11 @@ def test_sql_with_unknown_types_is_reported_as_not_checked(case: dict[str, str],
         ("CASE WHEN TIMESTAMP 'now' > TIMESTAMP '2020-01-01' THEN 1 ELSE 2 END", "TIMESTAMP 'now'"),
     ],
 )
-def test_a_gap_and_an_event_time_in_sql_must_be_row_wise(expression: str, part: str) -> None:
+def test_gap_and_event_time_expressions_must_be_row_wise(expression: str, part: str) -> None:
     """`check` refuses a gap or event time expression that may return different values for the same row."""
     gap = f'gap_ms = "{expression}"\nmax_session_duration_ms = "1h"'
     for key, case in (("gap_ms", {"length": gap}), ("event_time_column", {"time": expression})):
-        problems = static_sql_check.check_sql(pipeline(**case)).problems
+        problems = static_sql_check.check_sql(load_sql_case_pipeline(**case)).problems
         assert f'transform.window.{key}: "{expression}" must be row-wise, but it uses {part}' in problems
 
 
@@ -190,7 +198,7 @@ def test_check_reports_mistakes_in_sql_of_joins_and_stages(old: str, new: str, m
         assert [line for line in findings.problems if line.startswith(message)], findings.problems
 
 
-def test_scalar_types_equal_types_of_state() -> None:
+def test_scalar_types_of_ddl_schemas_equal_the_types_of_the_state() -> None:
     assert set(schema_ddl.SCALARS) == {*schema._SIMPLE, "decimal"}
     assert schema.NUMBERS == schema_ddl.NUMBERS
 
@@ -206,8 +214,8 @@ def test_an_invalid_schema_is_refused(text: str) -> None:
         schema_ddl.parse_ddl_columns(text)
 
 
-def test_schema_from_secret_is_not_shown_in_error() -> None:
-    text = config(schema='schema = "${SCHEMA}"')
+def test_invalid_schema_from_an_environment_variable_is_hidden_in_the_error() -> None:
+    text = build_sql_case_config(schema='schema = "${SCHEMA}"')
     with pytest.raises(Exception, match="is not a valid Spark schema") as raised:
         toml.loads(text, "p.toml", {"SCHEMA": "hidden STRNG"})
     assert "STRNG" not in str(raised.value)
@@ -219,7 +227,7 @@ def test_oversized_sql_is_reported_as_not_checked(text: str, many: int) -> None:
     """The SQL is nested too deeply for a recursive parser, or has too many words to be read in a second."""
     inner = ("1 + " if "amount" in text else "amount = 1 OR ") * many
     findings = static_sql_check.check_sql(
-        pipeline(query=f"SELECT user_id, amount, {text.format(inner)} AS x, _event_ts FROM source")
+        load_sql_case_pipeline(query=f"SELECT user_id, amount, {text.format(inner)} AS x, _event_ts FROM source")
     )
     assert findings.problems == []
     (line,) = [line for line in findings.unchecked if line.startswith("transform.sql: ")]

@@ -67,21 +67,21 @@ path = "state"
 """
 
 
-def config(kind: str = "inner", **changes: str) -> str:
+def config_text(kind: str = "inner", **changes: str) -> str:
     text = CONFIG.replace("JOIN", kind)
     for old, new in changes.items():
         text = text.replace(old, new)
     return text
 
 
-def problems(text: str) -> list[str]:
+def config_problems(text: str) -> list[str]:
     with pytest.raises(ConfigError) as error:
         toml.loads(text)
     return error.value.problems
 
 
 def test_toml_and_python_build_equal_stages() -> None:
-    parsed = toml.loads(config())
+    parsed = toml.loads(config_text())
     assert toml.loads(sw.to_toml(parsed)) == parsed
     assert "[transform]" not in sw.to_toml(parsed)
     lake = sw.FilesConnection()
@@ -138,7 +138,7 @@ def test_toml_and_python_build_equal_stages() -> None:
 )
 def test_watermark_delay_after_join_follows_kind_and_event_time(kind: str, event_time: str, hold: int) -> None:
     pipeline = toml.loads(
-        config(kind, **{'event_time_column = "ts"': f'event_time_column = "ts"\nevent_time = "{event_time}"'})
+        config_text(kind, **{'event_time_column = "ts"': f'event_time_column = "ts"\nevent_time = "{event_time}"'})
     )
     assert pipeline.watermark_delay_ms == hold
 
@@ -164,25 +164,26 @@ def test_watermark_delay_after_join_follows_kind_and_event_time(kind: str, event
 )
 def test_conflicting_settings_are_refused_in_one_line(changes: dict[str, str], line: str) -> None:
     assert line in [
-        p.removeprefix("config: ").replace("pipeline.toml: ", "revenue: ") for p in problems(config(**changes))
-    ] or line in [f"revenue: {p.split(': ', 1)[1]}" for p in problems(config(**changes))]
+        p.removeprefix("config: ").replace("pipeline.toml: ", "revenue: ")
+        for p in config_problems(config_text(**changes))
+    ] or line in [f"revenue: {p.split(': ', 1)[1]}" for p in config_problems(config_text(**changes))]
 
 
 def test_swapped_stages_and_a_single_stage_are_refused() -> None:
-    text = config()
+    text = config_text()
     first, second = text.index("[[stages]]"), text.rindex("[[stages]]")
     swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
-    assert any('stages[0]: stage "per_minute" is unused' in p for p in problems(swapped))
+    assert any('stages[0]: stage "per_minute" is unused' in p for p in config_problems(swapped))
     alone = text[:second] + text[text.index("[target]") :]
     assert any(
         "stages: found 1 stage, expected at least 2 stages; write a single stage as [transform]" in p
-        for p in problems(alone)
+        for p in config_problems(alone)
     )
 
 
 def test_check_and_explain_describe_both_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "revenue.toml"
-    path.write_text(config("left"))
+    path.write_text(config_text("left"))
     check.check_file(path)
     assert (
         'ok — left outer join of "orders" and "payments" on 1 key, then tumbling window over its results, 1 aggregation'
@@ -193,10 +194,10 @@ def test_check_and_explain_describe_both_stages(tmp_path: Path, capsys: pytest.C
     assert '"per_minute" reads what "paid" emits, in the same epoch and the same commit' in output
     assert "its watermark is 30s behind" in output
     assert "SELECT left_region AS region" in output
-    assert explain.build_plan(toml.loads(config())).state_bytes
+    assert explain.build_plan(toml.loads(config_text())).state_bytes
 
 
-def test_step_names_the_config_table_that_describes_it() -> None:
+def test_transform_step_names_its_toml_table() -> None:
     window = sw.Window(
         kind="tumbling", duration_ms=1, max_groups_per_window=1, aggregations=[sw.Aggregation(agg="count", as_="n")]
     )

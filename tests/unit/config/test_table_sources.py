@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.doc_pages import block
+from tests.support.markdown_pages import read_fenced_block
 
 import slackwater as sw
 from slackwater import explain
@@ -14,9 +14,9 @@ from slackwater.errors import ConfigError, StartError
 from slackwater.runner import run_options
 
 
-def page(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
+def load_docs_pipeline(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
     """Load the pipeline of the documentation page with one change."""
-    text = next(b for n in range(9) if '"visits"' in (b := block("toml", n, "docs/sources/tables.md")))
+    text = next(b for n in range(9) if '"visits"' in (b := read_fenced_block("toml", n, "docs/sources/tables.md")))
     assert old in text
     (tmp_path / "p.toml").write_text(text.replace(old, new, 1) if old else text)
     return toml.load(str(tmp_path / "p.toml"))
@@ -41,17 +41,17 @@ KEY = "max_files_per_trigger = 100"
 )  # fmt: skip
 def test_keys_that_do_not_apply_to_tables_are_refused(tmp_path: Path, old: str, new: str, line: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        page(tmp_path, old, new)
+        load_docs_pipeline(tmp_path, old, new)
     assert line in str(raised.value)
 
 
 def test_table_path_is_relative_to_config_and_shown_by_explain(tmp_path: Path) -> None:
-    pipeline = page(tmp_path)
+    pipeline = load_docs_pipeline(tmp_path)
     assert pipeline.sources[0].query == str(tmp_path / "lake" / "clicks")
     text = str(explain.build_plan(pipeline))
     assert f"Delta table {tmp_path}/lake/clicks, at most 100 per epoch" in text
     assert run_options.describe_starting_offsets(pipeline) == "clicks at earliest"
-    later = page(tmp_path, KEY, "starting_version = 7")
+    later = load_docs_pipeline(tmp_path, KEY, "starting_version = 7")
     assert run_options.describe_starting_offsets(later) == "clicks at version 7"
     assert (
         run_options.describe_starting_offsets(run_options.set_starting_offsets(later, {"*": "latest"}))

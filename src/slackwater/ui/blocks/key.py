@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from slackwater.core.humanize import format_exact_time
 from slackwater.errors import StartError, Topic, raise_unregistered
-from slackwater.evolution.compare_stage import kind_name
+from slackwater.evolution.compare_stage import step_type_name
 from slackwater.evolution.pipeline_from_state import restore_window
 from slackwater.operators.base import Operator
 from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
@@ -84,7 +84,7 @@ def build_key(
     Raises StartError if the key is invalid or the stage has no windows.
     """
     last = snapshot.commit.stages[-1]
-    if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
+    if (kind := step_type_name(last.fingerprint.get("kind"))) != "window":
         raise StartError(
             f"{snapshot.commit.pipeline}: a {kind} has no windows, so there is no page for a key", Topic.NO_WINDOWS
         )

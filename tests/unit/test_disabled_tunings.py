@@ -1,0 +1,102 @@
+"""Switches that turn off the tunings, and the effect of each switch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from slackwater.connectors.kafka import worker_reader
+from slackwater.connectors.payloads import json_payload
+from slackwater.connectors.payloads.json_payload import JsonPayload
+from slackwater.operators.reports import IngestReport
+from slackwater.spark.sessions import jvm_launch
+from slackwater.spark.tuning import shuffle_tuning, source_statistics, worker_memory
+from slackwater.spark.tuning.expression_cache import ExpressionCache
+from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, PreaggregationPolicy
+from slackwater.spark.tuning.source_statistics import SourceStatisticsCollector
+from slackwater.tuning_switches import TUNINGS, VARIABLE
+
+
+def limits_batches_by_rows() -> bool:
+    sizer = ArrowBatchSizer()
+    sizer.observe([(shuffle_tuning.MANY_ROWS, 1)])
+    return sizer._are_narrow
+
+
+def uses_class_archive() -> bool:
+    with jvm_launch.use_class_archive():
+        return "archive_of_this_test" in os.environ.get("SPARK_SUBMIT_OPTS", "")
+
+
+def reuses_expressions() -> bool:
+    cache = ExpressionCache()
+    return cache.get_or_create("key", object) is cache.get_or_create("key", object)
+
+
+def aggregates_after_shuffle() -> bool:
+    policy = PreaggregationPolicy()
+    policy.observe([IngestReport(shard=0, segments=(), rows=8, panes=8)])
+    return policy._after_shuffle
+
+
+def counts_in_separate_job() -> bool:
+    class Frame:
+        columns = (source_statistics.FINGERPRINT,)
+
+        def agg(self, *aggregates: Any) -> Any:
+            return SimpleNamespace(collect=lambda: [SimpleNamespace(asDict=dict)])
+
+        def observe(self, observation: Any, *aggregates: Any) -> str:
+            return "observed"
+
+    collector = SourceStatisticsCollector()
+    collector.record_rows("a", source_statistics.MANY_ROWS)
+    rows, statistics = collector.attach("a", Frame(), [])  # type: ignore[arg-type]
+    if isinstance(rows, str):
+        return False
+    statistics.get()
+    return True
+
+
+def decodes_many_records_in_workers() -> bool:
+    payload = JsonPayload(StructType([StructField("k", StringType())]))
+    return payload.runs_in_workers(json_payload.MANY_RECORDS)
+
+
+def reads_kafka_in_workers() -> bool:
+    local_spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    return worker_reader.can_read_in_workers(local_spark)
+
+
+EFFECTS: dict[str, Callable[[], bool]] = {
+    "arrow_batch_size": limits_batches_by_rows,
+    "class_archive": uses_class_archive,
+    "expression_cache": reuses_expressions,
+    "json_workers": decodes_many_records_in_workers,
+    "jvm_options": lambda: bool(jvm_launch.jvm_options({})),
+    "kafka_workers": reads_kafka_in_workers,
+    "preaggregation": aggregates_after_shuffle,
+    "statistics": counts_in_separate_job,
+    "worker_memory": lambda: bool(worker_memory.environment()),
+}
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+def test_environment_variable_disables_one_tuning_and_no_other(
+    tuning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "archive_of_this_test"
+    archive.touch()
+    monkeypatch.setattr(jvm_launch, "class_archive_path", lambda java: archive)
+    monkeypatch.setattr(source_statistics.spark_connect_support, "new_observation", lambda frame: None)
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert {name for name, is_effective in EFFECTS.items() if is_effective()} == set(TUNINGS)
+    monkeypatch.setenv(VARIABLE, tuning)
+    assert {name for name, is_effective in EFFECTS.items() if is_effective()} == {*TUNINGS} - {tuning}
