@@ -22,6 +22,7 @@ TUNINGS = (  # described in benchmarks/README.md
     "json_workers",
     "jvm_options",
     "kafka_workers",
+    "one_task",
     "preaggregation",
     "statistics",
     "worker_memory",

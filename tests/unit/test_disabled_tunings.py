@@ -14,11 +14,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from slackwater.connectors.kafka import worker_reader
 from slackwater.connectors.payloads import json_payload
 from slackwater.connectors.payloads.json_payload import JsonPayload
+from slackwater.connectors.source import Batch
 from slackwater.operators.reports import IngestReport
 from slackwater.spark.sessions import jvm_launch
 from slackwater.spark.tuning import shuffle_tuning, source_statistics, worker_memory
 from slackwater.spark.tuning.expression_cache import ExpressionCache
-from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, PreaggregationPolicy
+from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, OneTaskPolicy, PreaggregationPolicy
 from slackwater.spark.tuning.source_statistics import SourceStatisticsCollector
 from slackwater.tuning_switches import TUNINGS, VARIABLE
 
@@ -74,6 +75,10 @@ def reads_kafka_in_workers() -> bool:
     return worker_reader.can_read_in_workers(local_spark)
 
 
+def uses_one_task() -> bool:
+    return OneTaskPolicy().applies(Batch(None, {}, {"a": None}, partitions={"a": {"t-0": 1}}))
+
+
 EFFECTS: dict[str, Callable[[], bool]] = {
     "arrow_batch_size": limits_batches_by_rows,
     "class_archive": uses_class_archive,
@@ -81,6 +86,7 @@ EFFECTS: dict[str, Callable[[], bool]] = {
     "json_workers": decodes_many_records_in_workers,
     "jvm_options": lambda: bool(jvm_launch.jvm_options({})),
     "kafka_workers": reads_kafka_in_workers,
+    "one_task": uses_one_task,
     "preaggregation": aggregates_after_shuffle,
     "statistics": counts_in_separate_job,
     "worker_memory": lambda: bool(worker_memory.environment()),

@@ -89,7 +89,7 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
-    stage_names: frozenset[str] = frozenset()  # the stages in `payload`, to which source limits do not apply
+    stage_rows: Mapping[str, int] = field(default_factory=dict)  # the stages in `payload`, with their row counts
     replayed: ReplayRecord | None = None  # set if the batch contains dead letters, which do not advance clocks
     began: float | None = None  # when planning began, in monotonic seconds; None if it began with the epoch
 

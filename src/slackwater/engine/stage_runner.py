@@ -189,6 +189,7 @@ class StageRunner:
         """Return a batch with the rows for this stage, and the number of late results from other stages."""
         batch, watermark = stage_input.context.batch, stage_input.before.watermark_us
         payload, late = {n: rows for n, rows in batch.payload.items() if n in self.inputs}, 0
+        stage_rows = dict.fromkeys(stage_input.upstream, 0)
         for name, results in stage_input.upstream.items():
             rows = results.rows
             if rows is None or not rows.height:
@@ -199,8 +200,8 @@ class StageRunner:
                 row_policies.log_late_results(
                     self.pipeline, self.name, stage_input.context.epoch, name, behind, watermark
                 )
-            payload[name] = self.engine.payload(rows)
-        return replace(batch, payload=payload, stage_names=frozenset(stage_input.upstream)), late
+            payload[name], stage_rows[name] = self.engine.payload(rows), rows.height
+        return replace(batch, payload=payload, stage_rows=stage_rows), late
 
     def _read(self, stage_input: StageInput, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Add the rows of a batch to the shards. Apply the policies for unusable rows, and log these rows."""

@@ -42,7 +42,7 @@ from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.first_rows_check import FirstRowsCheck
 from slackwater.spark.rejected_rows import RejectedRowHandler
 from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder, TimedRows
-from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, PreaggregationPolicy
+from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, OneTaskPolicy, PreaggregationPolicy
 from slackwater.spark.tuning.source_statistics import (
     FILE,
     FINGERPRINT,
@@ -57,7 +57,14 @@ from slackwater.spark.tuning.source_statistics import (
     newest_times_by_partition,
     source_stats,
 )
-from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
+from slackwater.spark.worker_tasks import (
+    Task,
+    count_task,
+    emit_task,
+    ingest_task,
+    ingest_task_for_all_shards,
+    run_on_partitions,
+)
 from slackwater.tuning_switches import is_enabled
 from slackwater.watermark import Span
 
@@ -79,6 +86,8 @@ class SparkEngine:
         statistics: The policy that chooses how to get statistics.
         batch_sizer: The policy that chooses the size of Arrow batches.
         preaggregation: The policy that decides whether rows are pre-aggregated.
+        one_task: The policy that decides whether one task processes all shards. A pipeline with lookups never uses it,
+            because the task would also join all rows of the lookups.
     """
 
     rows: RowQueryBuilder
@@ -87,6 +96,7 @@ class SparkEngine:
     statistics: SourceStatisticsCollector = field(default_factory=SourceStatisticsCollector)
     batch_sizer: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
+    one_task: OneTaskPolicy = field(default_factory=OneTaskPolicy)
 
     def __post_init__(self) -> None:
         """Make Spark pickle the modules of user-defined aggregations by value, since workers may not have them."""
@@ -179,15 +189,7 @@ class SparkEngine:
                         out, self.rows.columns(input_path, tag, before), schema_key=input_path.key
                     )
                 )
-        operator = self.preaggregation.operator_for_epoch(tasks[0].operator)
-        lifted = operator_input.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), frames), read.tagged)
-        owned = operator_input.repartition_to_shards(operator, lifted, len(tasks))
-        task = ingest_task([replace(t, operator=operator) for t in tasks])
-        reports = [
-            IngestReport.model_validate_json(r)
-            for r in run_on_partitions(owned, lifted.columns, task, self.rows.expressions, self.batch_sizer)
-        ]
-        self.preaggregation.observe(reports)
+        reports = self._run_shards(tasks, reduce(lambda a, b: a.unionByName(b), frames), batch, read.tagged)
         stats: dict[str, SourceStats] = {}
         for name, answer in pending.items():
             statistics = answer.get()
@@ -214,6 +216,25 @@ class SparkEngine:
             unstorable=[UnstorableRows(name, {"": n}, ()) for name, n in counts_of.items() if n],
             spans=spans,
         )
+
+    def _run_shards(
+        self, tasks: Sequence[ShardTask], rows: DataFrame, batch: Batch, tagged: bool
+    ) -> list[IngestReport]:
+        """Send rows to the shards, run the tasks, and return the reports. `tagged`: whether rows have `__src`."""
+        one_task = not self.pipeline.lookups and self.one_task.applies(batch)
+        operator = self.preaggregation.operator_for_epoch(tasks[0].operator, one_task)
+        lifted = operator_input.lift_rows(operator, rows, tagged)
+        tasks = [replace(t, operator=operator) for t in tasks]
+        if one_task:
+            sent, task = operator_input.gather_shards(operator, lifted, len(tasks)), ingest_task_for_all_shards(tasks)
+        else:
+            sent, task = operator_input.repartition_to_shards(operator, lifted, len(tasks)), ingest_task(tasks)
+        columns = [*lifted.columns, "__shard"] if one_task else lifted.columns
+        answers = run_on_partitions(sent, columns, task, self.rows.expressions, self.batch_sizer)
+        reports = [IngestReport.model_validate_json(line) for answer in answers for line in answer.splitlines()]
+        self.preaggregation.observe(reports)
+        self.one_task.observe(batch, reports)
+        return reports
 
     def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
         """Return the statistics that are available without reading any row, by source.

@@ -171,6 +171,27 @@ def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
 
 
 @singledispatch
+def gather_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
+    """Move the result of `lift_rows` to one partition without a shuffle, and add the column `__shard`.
+
+    `__shard` contains the number of a row's shard. `shards`: the number of shards.
+    """
+    raise_unregistered(operator, "slackwater.spark.operator_input.gather_shards")
+
+
+@gather_shards.register(WindowOperator)
+@gather_shards.register(IntervalJoinOperator)
+@gather_shards.register(KeyedOperator)
+def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
+    return rows.selectExpr("*", f"{epoch_sql.shard_number_sql(shards)} AS __shard").coalesce(1)
+
+
+@gather_shards.register(StatelessOperator)
+def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
+    return rows.selectExpr("*", "0 AS __shard").coalesce(1)
+
+
+@singledispatch
 def to_ingest_rows(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
     """Convert rows from Spark to the form that `operator.ingest` expects, with typed keys and accumulators."""
     raise_unregistered(operator, "slackwater.spark.operator_input.to_ingest_rows")

@@ -170,13 +170,35 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
 
         context = TaskContext.get()
         assert context is not None
-        task = packed.task(context.partitionId())
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
-        origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        return ingest_and_emit(task, operator_input.to_ingest_rows(task.operator, rows), origins).model_dump_json()
+        return _ingest_rows(packed.task(context.partitionId()), rows)
 
     return run
+
+
+def ingest_task_for_all_shards(tasks: Sequence[ShardTask]) -> Task:
+    """Return a task that ingests the rows of all shards, and returns one line per shard: its report.
+
+    The column `__shard` contains the number of a row's shard. Shards without rows have no report.
+    """
+    packed = PackedTasks.pack(tasks)
+
+    def run(table: pa.Table) -> str:
+        import polars as pl
+
+        rows = pl.from_arrow(table)
+        assert isinstance(rows, pl.DataFrame)
+        by_shard = rows.partition_by("__shard", as_dict=True, include_key=False)
+        return "\n".join(_ingest_rows(packed.task(shard), by_shard[shard,]) for (shard,) in sorted(by_shard))
+
+    return run
+
+
+def _ingest_rows(task: ShardTask, rows: pl.DataFrame) -> str:
+    """Ingest rows from Spark into a shard, and return the report."""
+    origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
+    return ingest_and_emit(task, operator_input.to_ingest_rows(task.operator, rows), origins).model_dump_json()
 
 
 def dead_letters_task(state: ShardState) -> Task:

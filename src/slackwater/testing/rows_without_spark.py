@@ -191,7 +191,7 @@ class PolarsRowPreparer:
 
     def prepare_source(self, name: str, batch: Batch, clock_us: int, capacity: ValueLimits) -> PreparedRows:
         rows: pl.DataFrame = batch.payload[name]
-        bad = self._bad_reason(FAR if name in batch.stage_names else clock_us + self.max_future_ms * 1000)
+        bad = self._bad_reason(FAR if name in batch.stage_rows else clock_us + self.max_future_ms * 1000)
         partition = pl.col("__partition") if "__partition" in rows.columns else pl.lit(None, pl.String)
         number = pl.int_range(pl.len(), dtype=pl.Int64).alias(NUMBER)
         timed = rows.select(number, "ts", bad.alias("bad"), partition.alias("partition"), _origin(name, rows.schema))

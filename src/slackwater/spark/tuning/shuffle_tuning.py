@@ -1,11 +1,13 @@
 """Choose how rows travel to the shards: pre-aggregated or not, in Arrow batches limited by bytes or by row count.
 
-Both choices depend on the previous epoch, and neither changes a result.
+No choice changes a result. Pre-aggregation and the limit of batches depend on the previous epoch.
 
 Pre-aggregation is faster if tumbling or hopping windows have many rows per pane and key. Otherwise, one shuffle is enough:
 
     pre-aggregated  rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard
     by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes
+
+Epochs with few rows need no shuffle, because one task reads the rows and then processes one shard after another.
 
 Batches are limited only by row count if the previous epoch's batches were far below the byte limit:
 
@@ -20,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slackwater.connectors.source import Batch
 from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import operator_input
@@ -45,9 +48,12 @@ class PreaggregationPolicy:
         default=None, repr=False
     )  # the operator, and its variant without pre-aggregation
 
-    def operator_for_epoch(self, operator: Operator) -> Operator:
-        """Return the variant of `operator` to use for this epoch: with or without pre-aggregation."""
-        if not self._after_shuffle:
+    def operator_for_epoch(self, operator: Operator, one_task: bool = False) -> Operator:
+        """Return the variant of `operator` to use for this epoch: with or without pre-aggregation.
+
+        `one_task`: whether one task processes all rows, so that pre-aggregation would only add shuffles.
+        """
+        if not self._after_shuffle and not one_task:
             return operator
         if self._converted is None or self._converted[0] is not operator:
             self._converted = operator, operator_input.disable_preaggregation(operator)
@@ -60,6 +66,42 @@ class PreaggregationPolicy:
         rows, panes = [r.rows for r in reports], sum(r.panes for r in reports)
         if panes:
             self._after_shuffle = sum(rows) < MANY_ROWS_PER_PANE * panes and max(rows) * len(rows) < SKEW * sum(rows)
+
+
+# -- epochs with few rows ------------------------------------------------------------------------------------------------
+
+
+FEW_ROWS = 10_000  # up to this number of rows, one task is faster than a shuffle
+
+
+@dataclass
+class OneTaskPolicy:
+    """Policy that decides for each epoch of one engine whether one task reads the rows and processes all shards.
+
+    It assumes that the SQL returns as many rows per source row as in the previous epoch.
+    """
+
+    _rows_per_source_row: float = 1.0
+
+    def applies(self, batch: Batch) -> bool:
+        """Return whether an epoch has so few rows that one task is enough.
+
+        The number of rows must be known before they are read, as it is for records in Kafka and for results of other stages.
+        """
+        source_rows = _count_source_rows(batch)
+        few = source_rows is not None and source_rows * max(1.0, self._rows_per_source_row) <= FEW_ROWS
+        return few and is_enabled("one_task")
+
+    def observe(self, batch: Batch, reports: Sequence[IngestReport]) -> None:
+        """Count the rows of an epoch. `reports`: the reports of all shards."""
+        if source_rows := _count_source_rows(batch):
+            self._rows_per_source_row = sum(r.rows for r in reports) / source_rows
+
+
+def _count_source_rows(batch: Batch) -> int | None:
+    """Return the number of rows in a batch, or None if it is not known yet."""
+    counts = dict(batch.stage_rows) | {name: sum(rows.values()) for name, rows in batch.partitions.items()}
+    return sum(counts[name] for name in batch.payload) if batch.payload.keys() <= counts.keys() else None
 
 
 # -- Arrow batches -------------------------------------------------------------------------------------------------------
