@@ -36,7 +36,7 @@ from slackwater.query.state_view import StateView
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.pipeline_builder import build_pipeline
+from slackwater.testing.pipeline_setup import build_pipeline
 from slackwater.testing.rows_without_spark import PolarsRowPreparer
 
 S = 1_000_000

@@ -43,7 +43,7 @@ from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.memory_target import MemoryTarget
-from slackwater.testing.pipeline_builder import build_pipeline
+from slackwater.testing.pipeline_setup import build_pipeline
 from slackwater.testing.rows_without_spark import PolarsRowPreparer
 
 TENTHS = 10

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from tests.laws.generators import keyed_operator_runs
-from tests.support import nth_row_operator
+from tests.support import every_nth_row_operator
+from tests.support.every_nth_row_operator import EveryNthRowOperator, EveryNthRowStep, EveryNthRowTransform
 from tests.support.local_pipeline_script import MicroBatch, PipelineRestart, build_pipeline, run_local_script
-from tests.support.nth_row_operator import NthRowOperator, NthRowStep, NthRowTransform
 
 from slackwater.cli.why import format_report
 from slackwater.config.state_comparison import COMPATIBLE, REBUILD
@@ -29,13 +29,13 @@ from slackwater.state.postgres.store import PostgresStore
 
 NAME = "law"
 SCHEMA = {"user": "string", "page": "string"}
-BY_USER = NthRowStep(every=2, keys=["user"])
+BY_USER = EveryNthRowStep(every=2, keys=["user"])
 Make = Callable[[], Any]
 
 
 @pytest.fixture(autouse=True)
 def register_nth_row_operator() -> Iterator[None]:
-    with nth_row_operator.register_operator():
+    with every_nth_row_operator.register_operator():
         yield
 
 
@@ -66,8 +66,8 @@ def read_counts_by_user(make: Make) -> dict[Any, int]:
         return {user: n for f in scans for user, n in f.select("user", "__seen").iter_rows()}
 
 
-def run_keyed_operator(make: Make, *items: Any, step: NthRowStep = BY_USER) -> Any:
-    return run_local_script(step, items, SCHEMA, store=make, transform_type=NthRowTransform)
+def run_keyed_operator(make: Make, *items: Any, step: EveryNthRowStep = BY_USER) -> Any:
+    return run_local_script(step, items, SCHEMA, store=make, transform_type=EveryNthRowTransform)
 
 
 SOME = MicroBatch({"a": [event_row("x"), event_row("y", 5), event_row("x", 9), event_row(None), event_row("x", 7)]})
@@ -104,9 +104,9 @@ def test_verify_reports_rows_that_differ_from_the_counts_of_the_commit(
     store_factory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_keyed_operator(store_factory, SOME)
-    whole = NthRowOperator.counts_after_ingest
+    whole = EveryNthRowOperator.counts_after_ingest
     monkeypatch.setattr(
-        NthRowOperator,
+        EveryNthRowOperator,
         "counts_after_ingest",
         lambda self, before, reports: whole(self, whole(self, before, reports), reports),
     )
@@ -120,30 +120,32 @@ def test_config_changes_of_a_keyed_operator_are_classified(store_factory: Make) 
     run_keyed_operator(store_factory, SOME)
     with store_factory().peek() as snapshot:
 
-        def changed(step: NthRowStep, **more: Any) -> list[tuple[str, str]]:
-            pipeline = build_pipeline(step, ["a"], transform_type=NthRowTransform, name=NAME)
+        def changed(step: EveryNthRowStep, **more: Any) -> list[tuple[str, str]]:
+            pipeline = build_pipeline(step, ["a"], transform_type=EveryNthRowTransform, name=NAME)
             return [(c.key, c.verdict) for c in compare_config(pipeline, snapshot.commit, **more).changes]
 
         assert changed(BY_USER) == []
-        assert changed(NthRowStep(every=3, keys=["user"])) == [("every", COMPATIBLE)]
-        assert changed(NthRowStep(every=2, keys=["page"])) == [("keys", REBUILD)]
-        other = NthRowOperator(NAME, (Field("user", "bigint"),), (Field("user", "bigint"),), 2)
+        assert changed(EveryNthRowStep(every=3, keys=["user"])) == [("every", COMPATIBLE)]
+        assert changed(EveryNthRowStep(every=2, keys=["page"])) == [("keys", REBUILD)]
+        other = EveryNthRowOperator(NAME, (Field("user", "bigint"),), (Field("user", "bigint"),), 2)
         assert changed(BY_USER, steps=[other]) == [("keys", REBUILD)], "its type is another"
     with pytest.raises(StateError, match=r"written for another nth \(keys: state has user, config has page"):
-        run_keyed_operator(store_factory, MicroBatch({"a": [event_row("x")]}), step=NthRowStep(every=2, keys=["page"]))
+        run_keyed_operator(
+            store_factory, MicroBatch({"a": [event_row("x")]}), step=EveryNthRowStep(every=2, keys=["page"])
+        )
 
 
 def test_why_report_has_no_waiting_rows_for_a_keyed_operator(
     store_factory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_keyed_operator(store_factory, SOME)
-    pipeline = build_pipeline(BY_USER, ["a"], transform_type=NthRowTransform, name=NAME)
+    pipeline = build_pipeline(BY_USER, ["a"], transform_type=EveryNthRowTransform, name=NAME)
     report = build_why_report(pipeline, store_factory(), 1)
     assert (report.kind, report.open_keys, report.open_windows) == ("nth", 3, 0)
     assert "3 keys kept: no row is waiting, because each row is emitted in the epoch that reads it" in list(
         format_report(report, "x.toml")
     )
-    monkeypatch.setattr(pipeline_from_state, "Transform", NthRowTransform)
+    monkeypatch.setattr(pipeline_from_state, "Transform", EveryNthRowTransform)
     with store_factory().peek() as snapshot:
         assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == BY_USER, (
             "the state alone tells it"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.laws.generators import keyed_operator_runs
-from tests.support import nth_row_operator
+from tests.support import every_nth_row_operator
 from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.testing import rows_without_spark
@@ -14,7 +14,7 @@ from slackwater.testing import rows_without_spark
 
 @pytest.fixture(autouse=True)
 def register_nth_row_operator() -> Iterator[None]:
-    with nth_row_operator.register_operator():
+    with every_nth_row_operator.register_operator():
         yield
 
 

@@ -166,7 +166,7 @@ def test_every_internal_column_of_source_rows_is_reserved() -> None:
     rooms = [
         SOURCES / "spark/row_query_builder.py",
         SOURCES / "spark/tuning/source_statistics.py",
-        SOURCES / "testing/spark_row_preparation.py",
+        SOURCES / "testing/rows_with_spark.py",
         SOURCES / "testing/stub_sources.py",
     ]
     written = {n for p in rooms for n in re.findall(r'(?:AS |= "|")(__[a-z]+)\b', p.read_text())}

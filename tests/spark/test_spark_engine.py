@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.case_selection import exhaustive, select_cases
+from tests.support.every_nth_row_operator import EveryNthRowStep, EveryNthRowTransform, register_operator
 from tests.support.local_pipeline_script import MicroBatch, run_local_script
-from tests.support.nth_row_operator import NthRowStep, NthRowTransform, register_operator
 from tests.support.sample_events_and_windows import (
     NAN,
     SCHEMA,
@@ -354,9 +354,9 @@ def test_custom_keyed_operator_counts_rows_across_restarts(runner: SparkPipeline
         described = sw.Pipeline(
             name="test",
             sources=[runner.files_source(schema, max_files_per_trigger=1)],
-            transform=NthRowTransform(
+            transform=EveryNthRowTransform(
                 sql="SELECT user, d, i, more, _event_ts FROM source WHERE i >= 0",
-                nth=NthRowStep(every=every, keys=["user", "d"], event_time_column="ts"),
+                nth=EveryNthRowStep(every=every, keys=["user", "d"], event_time_column="ts"),
             ),
             target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out"), format="parquet"),
             state_store=store[shards],

@@ -263,11 +263,11 @@ def sql_only_pipeline(tmp_path: Path, sql: str, schema: str = SCHEMA, **more: An
 
 def test_crash_at_every_step_changes_neither_rows_nor_dead_letters(spark: Any, tmp_path: Path) -> None:
     """Crash the run at every named step and change the number of shards. The rows equal the batch result."""
-    from slackwater.testing.spark_row_preparation import InputRows, get_row_preparer
+    from slackwater.testing.rows_with_spark import InputRows, get_spark_row_preparer
 
     pipeline = sql_only_pipeline(tmp_path, "SELECT user, page, n * 2 AS n FROM source WHERE page <> 'skip'")
     expected_rows = sorted((r["user"], r["page"], 2 * r["n"]) for r in GOOD if r["page"] != "skip")
-    front = get_row_preparer(spark, pipeline, {})
+    front = get_spark_row_preparer(spark, pipeline, {})
     prepared = front.prepare([InputRows("a", batch) for batch in BATCHES if batch])
     for step in (None, *KILL_POINTS):
         for shards in (1, 4):

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import random_sql
+from tests.support import random_transform_sql
 from tests.support.case_selection import exhaustive
-from tests.support.random_sql import LOOKUP, SCHEMA, SqlText
+from tests.support.random_transform_sql import LOOKUP, SCHEMA, SqlText
 
 import slackwater as sw
 from slackwater.config import static_sql_check
@@ -102,7 +102,7 @@ def test_check_accepts_all_random_sql_that_a_start_accepts(
     """`check` accepts all SQL that a start accepts, and it gives the same rows in one batch as row by row."""
     counts, alarms, misses, accepted = Counter[str](), list[str](), list[str](), list[SqlText]()
     for seed in range(BEGIN, BEGIN + TEXTS):
-        text = random_sql.draw_sql_text(seed)
+        text = random_transform_sql.draw_sql_text(seed)
         try:
             spec = pipeline_with_sql(text.sql, folder_with_lookup)
         except SlackwaterError:  # an empty text is not a query

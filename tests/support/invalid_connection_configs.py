@@ -101,7 +101,7 @@ def format_target_section(connection: str, keys: str = "") -> str:
     return f'[target]\nconnection = "{connection}"\n{keys}'
 
 
-def format_wrong_kind_error(key: str, kinds: str, this: str, advice: str = "remove it") -> str:
+def wrong_connection_kind_error(key: str, kinds: str, this: str, advice: str = "remove it") -> str:
     return f'{key}: applies only to connections of kind {kinds}, but this one is "{this}"; {advice}'
 
 
@@ -142,13 +142,13 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, '[spark]\n"spark.driver.memory" = "2g"\n"spark.ui.enabled" = false\n', 'spark = "local"\n',
      'spark: found "local", expected a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
     # -- sources
-    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_files_per_trigger = 1\n', format_wrong_kind_error(f"{S}.max_files_per_trigger", '"files" or "delta" or "iceberg"', "kafka")),
-    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nformat = "json"\n', format_wrong_kind_error(f"{S}.format", '"files"', "kafka")),
+    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_files_per_trigger = 1\n', wrong_connection_kind_error(f"{S}.max_files_per_trigger", '"files" or "delta" or "iceberg"', "kafka")),
+    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nformat = "json"\n', wrong_connection_kind_error(f"{S}.format", '"files"', "kafka")),
     (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_messages_per_trigger = 1\n',
-     format_wrong_kind_error(f"{S}.max_messages_per_trigger", '"rabbitmq" or "kinesis" or "pubsub"', "kafka")),
+     wrong_connection_kind_error(f"{S}.max_messages_per_trigger", '"rabbitmq" or "kinesis" or "pubsub"', "kafka")),
     (KAFKA.replace('[transform.window]\n', '[transform.window]\nevent_time_column = "t"\n'), SOURCE + KEYS,
-     format_source_keys("lake", 'format = "json"\nstarting_offsets = "latest"\n'), format_wrong_kind_error(f"{S}.starting_offsets", '"kafka" or "delta" or "iceberg" or "kinesis"', "files")),
-    (KAFKA, SOURCE + KEYS, format_source_keys("queues", 'commit_group = "lag"\n'), format_wrong_kind_error(f"{S}.commit_group", '"kafka"', "rabbitmq")),
+     format_source_keys("lake", 'format = "json"\nstarting_offsets = "latest"\n'), wrong_connection_kind_error(f"{S}.starting_offsets", '"kafka" or "delta" or "iceberg" or "kinesis"', "files")),
+    (KAFKA, SOURCE + KEYS, format_source_keys("queues", 'commit_group = "lag"\n'), wrong_connection_kind_error(f"{S}.commit_group", '"kafka"', "rabbitmq")),
     (KAFKA, SOURCE + KEYS, format_source_keys("queues", 'payload_format = "avro"\n'),
      f'{S}.payload_format: "avro" needs a connection of kind "kafka", but this one is "rabbitmq"; use "json" or "raw"'),
     (KAFKA, SOURCE + KEYS, format_source_keys("streams", "starting_offsets = { s = { 0 = 1 } }\n"),
@@ -200,19 +200,19 @@ CASES: list[tuple[str, ...]] = [
      'target.table: found "sessions", expected a table in a namespace, as in "shop.sessions"'),
     (PERSISTED, TARGET, format_target_section("ice", 'table = "shop."\n'), 'target.table: found "shop.", expected a table in a namespace, as in "shop.sessions"'),
     (PERSISTED, TARGET, format_target_section("ice", 'path = "lake/sessions"\n'),
-     format_wrong_kind_error("target.path", '"files" or "delta"', "iceberg", 'set the key "table" instead: an iceberg target needs a table in a namespace, as in "shop.sessions"')),
+     wrong_connection_kind_error("target.path", '"files" or "delta"', "iceberg", 'set the key "table" instead: an iceberg target needs a table in a namespace, as in "shop.sessions"')),
     (PERSISTED, TARGET, format_target_section("lake"), 'target.path: missing; a files target needs a directory, as in "out/sessions"'),
     (PERSISTED, TARGET, format_target_section("lake", 'table = "t"\n'),
-     format_wrong_kind_error("target.table", '"postgres" or "iceberg"', "files", 'set the key "path" instead: a files target needs a directory, as in "out/sessions"')),
+     wrong_connection_kind_error("target.table", '"postgres" or "iceberg"', "files", 'set the key "path" instead: a files target needs a directory, as in "out/sessions"')),
     (PERSISTED, TARGET, format_target_section("db", 'path = "out"\n'),
-     format_wrong_kind_error("target.path", '"files" or "delta"', "postgres", 'set the key "table" instead: a postgres target needs a table, as in "public.sessions"')),
-    (PERSISTED, TARGET, format_target_section("db", 'table = "t"\nmode = "merge"\n'), format_wrong_kind_error("target.mode", '"delta" or "iceberg"', "postgres")),
-    (PERSISTED, TARGET, format_target_section("tables", 'path = "t"\nformat = "json"\n'), format_wrong_kind_error("target.format", '"files"', "delta")),
-    (PERSISTED, TARGET, format_target_section("tables", 'path = "t"\nkey_columns = ["user"]\n'), format_wrong_kind_error("target.key_columns", '"kafka"', "delta")),
+     wrong_connection_kind_error("target.path", '"files" or "delta"', "postgres", 'set the key "table" instead: a postgres target needs a table, as in "public.sessions"')),
+    (PERSISTED, TARGET, format_target_section("db", 'table = "t"\nmode = "merge"\n'), wrong_connection_kind_error("target.mode", '"delta" or "iceberg"', "postgres")),
+    (PERSISTED, TARGET, format_target_section("tables", 'path = "t"\nformat = "json"\n'), wrong_connection_kind_error("target.format", '"files"', "delta")),
+    (PERSISTED, TARGET, format_target_section("tables", 'path = "t"\nkey_columns = ["user"]\n'), wrong_connection_kind_error("target.key_columns", '"kafka"', "delta")),
     (PERSISTED, TARGET, format_target_section("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq", but results need {WRITES}'),
     (ISSUE, '"lake"\npath = "out/sessions"', '"screen"\npath = "out"', 'target.connection: found "screen", which is not a connection; expected one of lake'),
     (ISSUE.replace('[connections.lake]\n', '[connections.screen]\nkind = "console"\n[connections.lake]\n'), '"lake"\npath = "out/sessions"\n',
-     '"screen"\npath = "out"\n', format_wrong_kind_error("target.path", '"files" or "delta"', "console"), format_wrong_kind_error("target.format", '"files"', "console")),
+     '"screen"\npath = "out"\n', wrong_connection_kind_error("target.path", '"files" or "delta"', "console"), wrong_connection_kind_error("target.format", '"files"', "console")),
     (KAFKA, 'delivery = "exactly_once"', 'delivery = "once"',
      'target.delivery: found "once", expected "at_least_once" or "exactly_once"'),
     (KAFKA, 'value_format = "avro"', 'value_format = "csv"', 'target.value_format: found "csv", expected "json" or "avro"'),

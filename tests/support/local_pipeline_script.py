@@ -23,7 +23,7 @@ from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol
 from slackwater.testing.local_pipeline import LocalPipeline
 from slackwater.testing.memory_target import LocalResult, SimulatedCrash
-from slackwater.testing.pipeline_builder import build_pipeline
+from slackwater.testing.pipeline_setup import build_pipeline
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from slackwater.cli.dlq import parse_epoch_range, summary_lines
 from slackwater.config import toml
 from slackwater.config.config_warnings import describe_replay_limits
 from slackwater.connectors import dead_letter_restoration
-from slackwater.connectors.batch_planning import DataFrameSource
+from slackwater.connectors.pipeline_sources import DataFrameSource
 from slackwater.core.dead_letter_columns import SCHEMA
 from slackwater.dead_letters.replay import ReplayResult
 from slackwater.errors import LockHeldError, StartError

@@ -17,8 +17,8 @@ from tests.support.single_stage_components import build_single_stage_commit
 from slackwater import explain
 from slackwater.config import toml
 from slackwater.config.source import Source
-from slackwater.connectors.batch_planning import SourceSet
 from slackwater.connectors.files import source as files_source
+from slackwater.connectors.pipeline_sources import SourceSet
 from slackwater.core.hashing import mix_bits, session_ids, shard_of, spark_xxhash64
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.schema import Field

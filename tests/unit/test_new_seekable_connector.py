@@ -15,9 +15,9 @@ from tests.support.ticks_connector import TicksConnection, TicksOffsets, TicksSo
 import slackwater as sw
 from slackwater import explain
 from slackwater.config import toml
-from slackwater.connectors import batch_planning
-from slackwater.connectors.batch_planning import DataFrameSource
+from slackwater.connectors import pipeline_sources
 from slackwater.connectors.connector import connector_for
+from slackwater.connectors.pipeline_sources import DataFrameSource
 from slackwater.errors import ConfigError, StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.runner import backfill_plan, run_log, run_options
@@ -117,15 +117,15 @@ def test_run_and_backfill_plan_the_source_of_a_new_connector(tmp_path: Path) -> 
     ticks, nothing = ticks_source(load_changed_config(tmp_path)), None
     state: Any = SimpleNamespace(sources={"ticks": SourceRecord(offsets=TicksOffsets(3))})
     streams: Any = SimpleNamespace(sources=[ticks])
-    planner = batch_planning.create_source_planners(streams, state, {})
+    planner = pipeline_sources.create_source_planners(streams, state, {})
     assert planner is not None
     parts: list[Any] = [p["ticks"] for _ in range(2) if (p := planner.next())]
     assert [(p.first, p.end) for p in parts] == [(3, 7), (7, 10)]
     assert (planner.next(), planner.unplanned_files) == ({}, 0)
     streams = SimpleNamespace(sources=[ticks, DataFrameSource("queue", nothing)])  # type: ignore[arg-type]
     with pytest.raises(StartError, match=r'source "ticks" is a clock, which is read without .* "queue" needs'):
-        batch_planning.create_source_planners(streams, state, {})
-    batch_planning.check_spark_connect_support("p", [ticks])
+        pipeline_sources.create_source_planners(streams, state, {})
+    pipeline_sources.check_spark_connect_support("p", [ticks])
     assert backfill_plan.backfill_pipeline(
         load_changed_config(tmp_path), 0, 5_000_000, str(tmp_path / "out")
     ).name.startswith("law-backfill")

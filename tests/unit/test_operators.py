@@ -15,9 +15,9 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark import cloudpickle
+from tests.support.every_nth_row_operator import EveryNthRowOperator
 from tests.support.keyed_functions import Reminders
 from tests.support.local_pipeline_script import build_pipeline
-from tests.support.nth_row_operator import NthRowOperator
 
 import slackwater
 import slackwater as sw
@@ -332,7 +332,7 @@ def test_keyed_operator_is_handled_wherever_all_other_operators_are() -> None:
     for name, question in find_dispatch_functions():
         bare = question.dispatch(object)
         if not dispatches_on_connections(question) and all(question.dispatch(cls) is not bare for cls in every):
-            assert question.dispatch(NthRowOperator) is not bare, name
+            assert question.dispatch(EveryNthRowOperator) is not bare, name
 
 
 def test_stateless_operator_never_has_late_or_due_rows() -> None:
@@ -347,7 +347,7 @@ def test_stateless_operator_never_has_late_or_due_rows() -> None:
 
 
 def test_keyed_operator_without_timers_is_never_due_and_accepts_late_rows() -> None:
-    operator = NthRowOperator("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
+    operator = EveryNthRowOperator("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
     counts = StageCounts((2, 3), (2, 3))
     assert (operator.state_text(counts), operator.count_open_groups(counts)) == ("5 keys kept", (0, 5))
     assert operator.late_threshold(1 << 60) < -(1 << 60)

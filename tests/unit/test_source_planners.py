@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from slackwater.config.source import Source
-from slackwater.connectors.batch_planning import SourcePlanners
 from slackwater.connectors.files.planner import FilesPlanner, create_listing
 from slackwater.connectors.files.source import FilesSource
 from slackwater.connectors.kafka.planner import limit_offsets
+from slackwater.connectors.pipeline_sources import SourcePlanners
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import EpochError, StartError
 from slackwater.runner import run_loops

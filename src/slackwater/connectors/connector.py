@@ -17,9 +17,9 @@ from slackwater.config.source import Source
 from slackwater.config.state_comparison import KeyChange
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors import spark_connect_support
-from slackwater.connectors.batch_planning import AnySource, DataFrameSource, connect_not_supported_error
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
+from slackwater.connectors.pipeline_sources import AnySource, DataFrameSource, connect_not_supported_error
 from slackwater.connectors.target import ResultReader, TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import quote_identifier

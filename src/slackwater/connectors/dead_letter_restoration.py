@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect_support
-from slackwater.connectors.batch_planning import AnySource
+from slackwater.connectors.pipeline_sources import AnySource
 from slackwater.connectors.source import SeekableSource
 from slackwater.connectors.timestamp_parsing import TextTimestampSchema
 from slackwater.core.column_names import CORRUPT, quote_identifier

@@ -23,7 +23,7 @@ from slackwater.config.stage import Transform
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.connectors import spark_connect_support
-from slackwater.connectors.batch_planning import DataFrameSource, rebind_to_spark_session
+from slackwater.connectors.pipeline_sources import DataFrameSource, rebind_to_spark_session
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field, to_arrow_schema

@@ -18,8 +18,8 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.config.stage import InputPath
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors.batch_planning import AnySource, DataFrameSource
 from slackwater.connectors.connector import Connector, connector_for
+from slackwater.connectors.pipeline_sources import AnySource, DataFrameSource
 from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.column_names import find_reserved_collisions, quote_identifier
 from slackwater.core.dead_letter_columns import ADDED, LETTER

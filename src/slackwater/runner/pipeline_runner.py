@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from slackwater.config import config_warnings
 from slackwater.config.pipeline import Pipeline
-from slackwater.connectors import batch_planning, spark_connect_support
-from slackwater.connectors.batch_planning import SourceSet
+from slackwater.connectors import pipeline_sources, spark_connect_support
 from slackwater.connectors.lookup_views import LookupViews
+from slackwater.connectors.pipeline_sources import SourceSet
 from slackwater.connectors.target import TargetWriter
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
@@ -142,7 +142,7 @@ class PipelineRunner:
             for i, s in enumerate(pipeline.sources)
         ]
         if spark_connect_support.is_connect(private_session):
-            batch_planning.check_spark_connect_support(pipeline.name, sources)
+            pipeline_sources.check_spark_connect_support(pipeline.name, sources)
         streams = SourceSet(private_session, sources, self.store)
         steps = bind_stages(pipeline, private_session, sources)
         schemas = {s.name: s.schema.json() for s in sources}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline
-from slackwater.connectors.batch_planning import create_source_planners
+from slackwater.connectors.pipeline_sources import create_source_planners
 from slackwater.connectors.source import SeekableSource
 from slackwater.core.offset_base import Offsets
 from slackwater.engine.observer import Observer, PendingPublish, Status

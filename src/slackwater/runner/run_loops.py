@@ -31,7 +31,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect_support
-from slackwater.connectors.batch_planning import SourcePlanners
+from slackwater.connectors.pipeline_sources import SourcePlanners
 from slackwater.connectors.source import Batch, PlannedBatch, SourceUnavailableError, spark_error_reason
 from slackwater.errors import EpochError
 from slackwater.runner.epoch_execution import EpochExecutor, cause_without_secrets

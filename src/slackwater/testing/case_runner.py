@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.spark_row_preparation import Rows
+    from slackwater.testing.rows_with_spark import Rows
 
 _REASON, _VALUE = "_reason", "_value"
 
@@ -174,7 +174,7 @@ class LoadedCase:
 
     def _prepare_rows(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
         """Use Spark to prepare the rows of all steps before the next config change. Return them by step and source."""
-        from slackwater.testing.spark_row_preparation import InputRows
+        from slackwater.testing.rows_with_spark import InputRows
 
         clock, inputs = test.now_us, list[tuple[int, InputRows]]()
         for i, step in enumerate(steps):

@@ -31,7 +31,7 @@ from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.state import protocol
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing import pipeline_builder, rows_without_spark
+from slackwater.testing import pipeline_setup, rows_without_spark
 from slackwater.testing.memory_target import (
     START_US,
     LocalFaults,
@@ -45,7 +45,7 @@ from slackwater.testing.stub_sources import Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.spark_row_preparation import InputRows, Rows, SparkRowPreparer
+    from slackwater.testing.rows_with_spark import InputRows, Rows, SparkRowPreparer
 
 
 class LocalPipeline:
@@ -94,7 +94,7 @@ class LocalPipeline:
         **renamed: Any,
     ) -> None:
         self._schema = None if schema is None else {name: Field(name, kind) for name, kind in schema.items()}
-        options = pipeline_builder.map_old_options(renamed, capture_losses=capture_losses, extra_stages=extra_stages)
+        options = pipeline_setup.map_old_options(renamed, capture_losses=capture_losses, extra_stages=extra_stages)
         self._session, self._store = session, store
         self._capture_losses, self._extra_stages = options["capture_losses"], tuple(options["extra_stages"])
         self._home = None if store or state_dir else tempfile.TemporaryDirectory(prefix="slackwater-test-")
@@ -141,7 +141,7 @@ class LocalPipeline:
                 raise ConfigError([f'{self.pipeline.name}: source "{name}" does not exist; expected one of {expected}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
-            from slackwater.testing.spark_row_preparation import InputRows
+            from slackwater.testing.rows_with_spark import InputRows
 
             input_rows = [
                 InputRows(name, tuple(source_rows), (), self.now_us) for name, source_rows in rows_by_source.items()
@@ -159,7 +159,7 @@ class LocalPipeline:
 
     def prepare(self, input_rows: Sequence[InputRows]) -> list[Rows]:
         """Prepare input rows with Spark. Return them in the same order, in the form that `pipe_prepared` accepts."""
-        from slackwater.testing.spark_row_preparation import LazyRows
+        from slackwater.testing.rows_with_spark import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
         stages = {readers[one.source] for one in input_rows}
@@ -245,7 +245,7 @@ class LocalPipeline:
             place or name: (t.rows, t.gone) for (name, place), t in self._all_targets.items() if t not in current
         }
         outcome.tables = {
-            name: t.held for name, t in self._targets.items() if not name.startswith(pipeline_builder.WATCHED)
+            name: t.held for name, t in self._targets.items() if not name.startswith(pipeline_setup.WATCHED)
         }
         by_stage = {str(p.target.from_): self._targets[n] for n, p in reversed(self.pipeline.per_target.items())}
         outcome.stages = {stage: target.held for stage, target in by_stage.items()}
@@ -303,16 +303,16 @@ class LocalPipeline:
                     Topic.TEST_UNUSABLE,
                 )
             sources = ("a", "b") if isinstance(described, Join) else ("a",)
-            described = pipeline_builder.build_pipeline(described, sources)
-        pipeline = pipeline_builder.add_stage_targets(described, self._extra_stages)
+            described = pipeline_setup.build_pipeline(described, sources)
+        pipeline = pipeline_setup.add_stage_targets(described, self._extra_stages)
         if self._capture_losses:
-            pipeline = pipeline_builder.capture_dropped_rows(pipeline)
+            pipeline = pipeline_setup.capture_dropped_rows(pipeline)
         self.pipeline = pipeline
         given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
-        self._bound = pipeline_builder.CompiledSteps(pipeline, given_columns, self._session)
+        self._bound = pipeline_setup.CompiledSteps(pipeline, given_columns, self._session)
         self._steps, self._spark_preparers = self._bound.operators, self._bound.spark_preparers
-        self._capacities = pipeline_builder.find_target_limits(pipeline, self._steps) if self._capture_losses else {}
+        self._capacities = pipeline_setup.find_target_limits(pipeline, self._steps) if self._capture_losses else {}
         capacities = dict.fromkeys(self._spark_preparers, ANYTHING)
         for name, target_pipeline in pipeline.per_target.items():
             if (stage := str(target_pipeline.target.from_)) in capacities:

@@ -24,12 +24,12 @@ from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import FRAMED, Source
 from slackwater.config.sql import schema_ddl
-from slackwater.connectors.batch_planning import DataFrameSource
 from slackwater.connectors.files import source as files_source
 from slackwater.connectors.kafka.broker import KafkaBroker
 from slackwater.connectors.kafka.source import KafkaSource
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import Payload, RawPayload, RawRecords
+from slackwater.connectors.pipeline_sources import DataFrameSource
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.humanize import mismatch

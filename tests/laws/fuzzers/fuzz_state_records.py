@@ -40,7 +40,7 @@ from slackwater.state.commit import FORMAT
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
 from slackwater.storage.arrow_files import file_checksum
-from slackwater.testing.pipeline_builder import build_pipeline
+from slackwater.testing.pipeline_setup import build_pipeline
 
 NESTED: Any = json.loads("[" * 60 + "]" * 60)
 LIES: tuple[Any, ...] = (

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tests.support.every_nth_row_operator import EveryNthRowStep, EveryNthRowTransform
 from tests.support.local_pipeline_script import (
     KILL_POINTS,
     DriverCrash,
@@ -16,17 +17,16 @@ from tests.support.local_pipeline_script import (
     QuietInterval,
     run_local_script,
 )
-from tests.support.nth_row_operator import NthRowStep, NthRowTransform
 
 from slackwater.state.protocol import StateStore
 
 SCHEMA = {"user": "string", "f": "double", "id": "bigint"}
 
 
-def plan_keyed_operator_run(seed: int) -> tuple[NthRowStep, list[Any], int]:
+def plan_keyed_operator_run(seed: int) -> tuple[EveryNthRowStep, list[Any], int]:
     rng = random.Random(seed)
     keys = rng.choice([["user"], ["f"], ["user", "f"], ["id"]])
-    step = NthRowStep(every=rng.choice([1, 2, 3, 3, 7]), keys=keys, number_column=rng.choice([None, "nth of key"]))
+    step = EveryNthRowStep(every=rng.choice([1, 2, 3, 3, 7]), keys=keys, number_column=rng.choice([None, "nth of key"]))
     script: list[Any] = []
     for _ in range(rng.randint(1, 12)):
         if rng.random() < 0.5:
@@ -47,11 +47,11 @@ def _draw_row(rng: random.Random) -> dict[str, Any]:
     return {"ts": rng.randrange(8) * 1000, "user": rng.choice(["x", "y", "z", None]), "f": f, "id": rng.randrange(4)}
 
 
-def expected_row_counts(step: NthRowStep, script: Sequence[Any]) -> Counter[str]:
+def expected_row_counts(step: EveryNthRowStep, script: Sequence[Any]) -> Counter[str]:
     """Return the rows that a counting loop emits. Rows of an epoch are counted by time, then by value."""
     seen, line_counts = Counter[Any](), Counter[str]()
     for item in script:
-        if isinstance(item, PipelineRestart) and isinstance(item.step, NthRowStep):
+        if isinstance(item, PipelineRestart) and isinstance(item.step, EveryNthRowStep):
             step = item.step
         for row in sorted(item.rows["a"], key=_sort_key) if isinstance(item, MicroBatch) else ():
             key = tuple(_comparable_value(row[k]) for k in step.keys)
@@ -80,6 +80,6 @@ def _row_text(row: Mapping[str, Any]) -> str:
 
 def check_keyed_operator_seed(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
     step, script, shards = plan_keyed_operator_run(seed)
-    result = run_local_script(step, script, SCHEMA, shards=shards, store=store, transform_type=NthRowTransform)
+    result = run_local_script(step, script, SCHEMA, shards=shards, store=store, transform_type=EveryNthRowTransform)
     assert Counter(map(_row_text, result.rows)) == expected_row_counts(step, script), f"seed {seed}"
     return result

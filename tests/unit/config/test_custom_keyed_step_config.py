@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support import nth_row_operator
+from tests.support import every_nth_row_operator
+from tests.support.every_nth_row_operator import EveryNthRowStep, EveryNthRowTransform
 from tests.support.example_statuses_and_metrics import STATUS
-from tests.support.nth_row_operator import NthRowStep, NthRowTransform
 
 import slackwater as sw
 from slackwater import explain
@@ -26,11 +26,11 @@ from slackwater.runner import backfill_plan
 def build_nth_row_pipeline(
     schema: str = "user STRING, tags ARRAY<STRING>, ts TIMESTAMP", sql: str | None = None, **more: Any
 ) -> Any:
-    step = NthRowStep(every=3, keys=["user"], event_time_column="ts", **more)
+    step = EveryNthRowStep(every=3, keys=["user"], event_time_column="ts", **more)
     return sw.Pipeline(
         name="p",
         sources=[sw.Source(name="a", connection=sw.FilesConnection(), query="a", format="json", schema=schema)],
-        transform=NthRowTransform(nth=step, sql=sql),
+        transform=EveryNthRowTransform(nth=step, sql=sql),
         target=sw.Target(connection=sw.FilesConnection(), path="out", format="parquet"),
         state_store=sw.StateStore(kind="files", path="state"),
     )
@@ -38,7 +38,7 @@ def build_nth_row_pipeline(
 
 def find_transform_problems(**tables: Any) -> list[str]:
     problems: list[str] = []
-    NthRowTransform.parse_partial(tables, "p.toml", "transform", problems)
+    EveryNthRowTransform.parse_partial(tables, "p.toml", "transform", problems)
     return [line.removeprefix("p.toml: transform") for line in problems]
 
 
@@ -83,7 +83,7 @@ def find_compile_problems(described: Any) -> list[str]:
     columns = {
         f.name: f for f in (Field("user", "string"), Field("tags", "array<string>"), Field("_event_ts", "timestamp"))
     }
-    with nth_row_operator.register_operator():
+    with every_nth_row_operator.register_operator():
         try:
             compile_step(described, {"a": columns})
         except StartError as error:
@@ -95,7 +95,7 @@ def test_start_reports_every_invalid_column_of_a_keyed_step() -> None:
     columns = {
         f.name: f for f in (Field("tags", "array<string>"), Field("__h", "int"), Field("_event_ts", "timestamp"))
     }
-    with nth_row_operator.register_operator(), pytest.raises(StartError) as caught:
+    with every_nth_row_operator.register_operator(), pytest.raises(StartError) as caught:
         compile_step(build_nth_row_pipeline(), {"a": columns})
     lines = str(caught.value).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
@@ -128,7 +128,7 @@ def test_keyed_step_refuses_merge_mode_and_backfill() -> None:
         sw.Pipeline(
             name="p",
             sources=[sw.Source(name="a", dataframe=object())],
-            transform=NthRowTransform(nth=NthRowStep(every=3, keys=["user"])),
+            transform=EveryNthRowTransform(nth=EveryNthRowStep(every=3, keys=["user"])),
             target=sw.Target(connection=sw.DeltaConnection(), path="out", mode="merge"),
         )
     with pytest.raises(StartError, match=r"found \[transform.nth\], expected only \[transform.window\]"):
@@ -136,13 +136,13 @@ def test_keyed_step_refuses_merge_mode_and_backfill() -> None:
 
 
 def test_json_schema_describes_the_table_and_keys_of_a_keyed_step() -> None:
-    schema = build_schema(NthRowTransform, "a transform")
+    schema = build_schema(EveryNthRowTransform, "a transform")
     assert {"required": ["nth"]} in schema["allOf"][0]["anyOf"]
     for both in (["window", "join"], ["window", "nth"], ["join", "nth"], ["dedup", "nth"]):
         assert {"not": {"required": both}} in schema["allOf"]
     assert schema["properties"]["nth"]["description"].startswith("Every n-th row of each key")
-    table = schema["$defs"]["nthrowstep"]
-    assert set(table["properties"]) == {*NthRowStep.KEYS, *find_duration_keys(NthRowStep)}
-    assert all(declared.text for declared in NthRowStep.KEYS.values())
+    table = schema["$defs"]["everynthrowstep"]
+    assert set(table["properties"]) == {*EveryNthRowStep.KEYS, *find_duration_keys(EveryNthRowStep)}
+    assert all(declared.text for declared in EveryNthRowStep.KEYS.values())
     assert "late_data" not in str(table), "no row of it is late"
-    assert NthRowStep.DOC_LINK == "docs/configuration.md#transform"
+    assert EveryNthRowStep.DOC_LINK == "docs/configuration.md#transform"

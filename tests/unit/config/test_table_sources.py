@@ -81,18 +81,18 @@ def test_table_source_next_to_spark_planned_source_is_refused() -> None:
     from types import SimpleNamespace
     from typing import Any
 
-    from slackwater.connectors import batch_planning
-    from slackwater.connectors.batch_planning import DataFrameSource
+    from slackwater.connectors import pipeline_sources
     from slackwater.connectors.lake_tables.source import LakeTableSource
     from slackwater.connectors.lake_tables.table_log import TableSnapshot
+    from slackwater.connectors.pipeline_sources import DataFrameSource
 
     spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
     nothing: Any = None
     sources = [LakeTableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
     streams: Any = SimpleNamespace(sources=sources)
     with pytest.raises(StartError, match=r'source "t" is a table, which is read without .* but source "queue" needs'):
-        batch_planning.create_source_planners(streams, nothing, {})
+        pipeline_sources.create_source_planners(streams, nothing, {})
     with pytest.raises(
         StartError, match=r'p: source "t" is a table, which Slackwater does not read over Spark Connect yet'
     ):
-        batch_planning.check_spark_connect_support("p", sources)
+        pipeline_sources.check_spark_connect_support("p", sources)

@@ -21,7 +21,7 @@ from slackwater.operators.keyed_operator_base import KeyedOperator, StoredKeyedO
 from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
 
 
-class NthRowStep(KeyedStep):
+class EveryNthRowStep(KeyedStep):
     """Every n-th row of each key: `Nth(every=3, keys=["user"])`."""
 
     kind: str = declare_attribute(default="nth")
@@ -43,16 +43,18 @@ class NthRowStep(KeyedStep):
         return StepSummary(rows, f"{rows}, in the epoch that reads it", "one number per key, for ever")
 
 
-class NthRowTransform(Transform):
+class EveryNthRowTransform(Transform):
     """A transform with the additional table `nth`."""
 
-    nth: NthRowStep | None = declare_key(table_parser(NthRowStep), "Every n-th row of each key.", default=None)
+    nth: EveryNthRowStep | None = declare_key(
+        table_parser(EveryNthRowStep), "Every n-th row of each key.", default=None
+    )
 
-    STEPS: ClassVar[Mapping[str, type[StepBase]]] = {**Transform.STEPS, "nth": NthRowStep}
+    STEPS: ClassVar[Mapping[str, type[StepBase]]] = {**Transform.STEPS, "nth": EveryNthRowStep}
 
 
 @dataclass(frozen=True)
-class NthRowOperator(KeyedOperator):
+class EveryNthRowOperator(KeyedOperator):
     """The compiled step. `every`: the interval of the emitted rows of a key."""
 
     every: int
@@ -93,7 +95,12 @@ def register_operator() -> Iterator[None]:
     """Register the operator for the duration of the context."""
     OPERATOR_TYPES.append(
         OperatorType(
-            "nth", ("nth",), NthRowStep, (NthRowOperator,), NthRowOperator.compiled, StoredKeyedOperator.from_state
+            "nth",
+            ("nth",),
+            EveryNthRowStep,
+            (EveryNthRowOperator,),
+            EveryNthRowOperator.compiled,
+            StoredKeyedOperator.from_state,
         )
     )
     try:

@@ -27,7 +27,7 @@ from slackwater.testing.stub_sources import Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.spark_row_preparation import SparkRowPreparer
+    from slackwater.testing.rows_with_spark import SparkRowPreparer
 
 _TOPIC = KafkaConnection(bootstrap_servers="none")
 
@@ -190,9 +190,11 @@ class CompiledSteps:
         step = stage_pipeline.transform.step
         sql = step.event_time_column != "_event_ts" or any(map(stage_pipeline.sql_chain, stage_pipeline.input_paths))
         if self._session is not None and (sql or len(results) < len(stage_pipeline.sources)):
-            from slackwater.testing.spark_row_preparation import get_row_preparer
+            from slackwater.testing.rows_with_spark import get_spark_row_preparer
 
-            self.spark_preparers[name] = get_row_preparer(self._session, stage_pipeline, {**given_columns, **results})
+            self.spark_preparers[name] = get_spark_row_preparer(
+                self._session, stage_pipeline, {**given_columns, **results}
+            )
             return self.spark_preparers[name].logic
         columns = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
         return operators.compile_step(stage_pipeline, {w.name: columns[w.origin] for w in stage_pipeline.input_paths})

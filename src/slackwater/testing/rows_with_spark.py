@@ -286,7 +286,7 @@ _CACHE_SIZE = 16
 _PREPARERS: list[SparkRowPreparer] = []  # binding a pipeline to Spark is slow, so all tests of a pipeline share one
 
 
-def get_row_preparer(
+def get_spark_row_preparer(
     base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]
 ) -> SparkRowPreparer:
     """Return the row preparer of a pipeline, from the cache if possible. A cached preparer reloads its lookups."""
