@@ -1,7 +1,7 @@
 """Section 2 of the contract on the virtual clock: lateness, far-future rows, idle sources and partitions, idle close.
 
 Windows are 10 s long, and a source counts as idle after 60 s without rows. Times below are in seconds.
-The oracle is `naive_oracle.JudgingOracle`.
+The oracle is `naive_oracle.PaneEpochOracle`.
 """
 
 from __future__ import annotations

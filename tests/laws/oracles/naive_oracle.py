@@ -127,7 +127,7 @@ class PaneEpochOracle:
 
     Rows are late against the watermark of the previous epoch.
 
-        oracle = JudgingOracle(spec, {"a": 5_000, "b": 0})
+        oracle = PaneEpochOracle(spec, {"a": 5_000, "b": 0})
         oracle.add_epoch({"a": rows, "b": rows}); oracle.pass_quiet_time(60_000_000); oracle.window_rows()
 
     `late`: rows late for all of their windows. `missed`: number of (row, window) pairs whose window was closed.

@@ -1,6 +1,6 @@
 """An Iceberg REST catalog for tests, on loopback: the reference server of Apache Iceberg, from Maven.
 
-with RestCatalog.started() as catalog, FaultyProxy.in_front_of(catalog.port) as proxy:
+with IcebergRestCatalog.started() as catalog, FaultyProxy.start_proxy(catalog.port) as proxy:
     load_catalog("default", **catalog.options(proxy.port))
 """
 

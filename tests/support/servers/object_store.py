@@ -1,7 +1,7 @@
 """Object stores for tests, on loopback: an S3 server (moto), an Azure server (azurite, from npm), and a faulty proxy.
 
-with S3.started() as s3, FaultyProxy.in_front_of(s3.port) as proxy:
-    FilesStore(s3.bucket("state"), "p", s3.options(proxy.port))
+with S3Server.started() as s3, FaultyProxy.start_proxy(s3.port) as proxy:
+    FilesStore(s3.create_bucket("state"), "p", s3.connection_options(proxy.port))
 """
 
 from __future__ import annotations
