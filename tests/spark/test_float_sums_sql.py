@@ -68,7 +68,7 @@ def test_float_sums_are_bit_identical_with_and_without_preaggregation(
                 patched.setattr(
                     PreaggregationPolicy,
                     "operator_for_epoch",
-                    lambda folding, operator: operator_input.disable_preaggregation(operator),
+                    lambda folding, operator, one_task=False: operator_input.disable_preaggregation(operator),
                 )
             runner.run_pipeline(
                 source=source,

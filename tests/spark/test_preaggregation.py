@@ -77,8 +77,8 @@ def test_results_are_equal_with_and_without_preaggregation(
     ways: list[bool] = []
     operator_for_epoch = PreaggregationPolicy.operator_for_epoch
 
-    def noted(folding: PreaggregationPolicy, operator: Any) -> Any:
-        chosen = operator_for_epoch(folding, operator)
+    def noted(folding: PreaggregationPolicy, operator: Any, one_task: bool = False) -> Any:
+        chosen = operator_for_epoch(folding, operator, one_task)
         ways.append(not chosen.preaggregates_in_sql)
         return chosen
 
