@@ -504,7 +504,9 @@ def test_avro_is_decoded_with_a_real_registry(
     runner: SparkPipelineRunner, topic_factory: Make, schema_registry: Any
 ) -> None:
     events = topic_factory()
-    first, second = (schema_registry.register(f"{events.name}-value", json.dumps(s), "AVRO") for s in (AVRO_1, AVRO_2))
+    first, second = (
+        schema_registry.register_schema(f"{events.name}-value", json.dumps(s), "AVRO") for s in (AVRO_1, AVRO_2)
+    )
     check_decoding_of_two_avro_versions(runner, events, schema_registry.url, first, second)
 
 
@@ -514,11 +516,11 @@ def test_json_is_decoded_with_schema_references_of_a_real_registry(
 ) -> None:
     events = topic_factory()
     note = json.dumps({"type": "object", "properties": {"text": {"type": "string"}}})
-    schema_registry.register(f"{events.name}-note", note, "JSON")
+    schema_registry.register_schema(f"{events.name}-note", note, "JSON")
     shared = {**EVENT["properties"], "note": {"$ref": "note.json"}}
     whole = json.dumps({"type": "object", "properties": shared})
     other = {"name": "note.json", "subject": f"{events.name}-note", "version": 1}
-    number = schema_registry.register(f"{events.name}-value", whole, "JSON", [other])
+    number = schema_registry.register_schema(f"{events.name}-value", whole, "JSON", [other])
     check_decoding_with_registered_json_schema(runner, events, schema_registry.url, number)
 
 

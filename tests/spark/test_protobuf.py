@@ -198,10 +198,10 @@ def test_two_schema_versions_are_decoded_with_a_real_registry(
     runner: SparkPipelineRunner, topic_factory: Make, schema_registry: Any
 ) -> None:
     events = topic_factory()
-    schema_registry.register(f"{events.name}-note", NOTE, "PROTOBUF")
+    schema_registry.register_schema(f"{events.name}-note", NOTE, "PROTOBUF")
     subject, other = f"{events.name}-value", {"name": "shop/note.proto", "subject": f"{events.name}-note", "version": 1}
-    one = schema_registry.register(subject, FIRST, "PROTOBUF")
-    two = schema_registry.register(subject, SECOND, "PROTOBUF", [other])
+    one = schema_registry.register_schema(subject, FIRST, "PROTOBUF")
+    two = schema_registry.register_schema(subject, SECOND, "PROTOBUF", [other])
     bad = send_records(events, one, two, 10**6)
     frame = runner.run_pipeline(**session_pipeline_settings(runner, events, schema_registry.url))
     assert to_count_rows(frame) == [("aBUY", 3, 7), ("axLOOK", 1, 1)]

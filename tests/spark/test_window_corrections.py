@@ -106,8 +106,8 @@ class CorrectionOracle:
 
     def rows_after_epoch(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
         timed_rows = [{**r, "ts": ZERO_US + r["at"] * S} for r in rows]
-        self.model.epoch({"a": timed_rows} if self.panes else timed_rows)
-        return window_tuples(self.model.answer())
+        self.model.add_epoch({"a": timed_rows} if self.panes else timed_rows)
+        return window_tuples(self.model.window_rows())
 
 
 class PostgresTable:

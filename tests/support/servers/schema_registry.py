@@ -1,7 +1,7 @@
 """A schema registry for tests: Apicurio, downloaded from Maven. It listens on loopback and offers the API of Confluent.
 
 with SchemaRegistry.started() as registry:
-    registry.register("clicks-value", '{"type": "record", …}', "AVRO")
+    registry.register_schema("clicks-value", '{"type": "record", …}', "AVRO")
 """
 
 from __future__ import annotations
