@@ -231,7 +231,9 @@ class SparkEngine:
             sent, task = operator_input.repartition_to_shards(operator, lifted, len(tasks)), ingest_task(tasks)
         columns = [*lifted.columns, "__shard"] if one_task else lifted.columns
         answers = run_on_partitions(sent, columns, task, self.rows.expressions, self.batch_sizer)
-        reports = [IngestReport.model_validate_json(line) for answer in answers for line in answer.splitlines()]
+        # not `splitlines`, which would also split at characters such as U+2028 in a quoted key
+        lines = [line for answer in answers for line in answer.split("\n") if line]
+        reports = [IngestReport.model_validate_json(line) for line in lines]
         self.preaggregation.observe(reports)
         self.one_task.observe(batch, reports)
         return reports
