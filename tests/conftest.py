@@ -38,8 +38,23 @@ RAM = Path("/dev/shm")
 ROOM = 4 << 30
 
 
+class FailureReporter:
+    """Print each failure as soon as it is known, so that the log of a run that is stopped early contains it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal:
+            terminal.ensure_newline()
+            terminal.write_line(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Create test directories in memory if it has room, because a store syncs every file, which is slow on a disk."""
+    if not hasattr(config, "workerinput"):  # the workers of pytest-xdist send their reports to this process
+        config.pluginmanager.register(FailureReporter(config))
     if not os.access(RAM, os.W_OK | os.X_OK) or os.statvfs(RAM).f_flag & os.ST_NOEXEC:
         return
     if min(shutil.disk_usage(RAM).free, psutil.virtual_memory().available) > ROOM:
