@@ -1,4 +1,4 @@
-"""Revised windows: some seeded runs of `generators/revisions.py`, and timelines drawn by hand."""
+"""Revised windows: some seeded runs of `generators/window_revision_runs.py`, and timelines drawn by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config changes between two starts: seeded runs of `config_changes.py`, and timelines drawn by hand."""
+"""Config changes between two starts: seeded runs of `config_change_runs.py`, and timelines drawn by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Target contents after each epoch: some seeds of `updates.py` and `final_results.py`, and hand-written timelines."""
+"""Target contents after each epoch: some seeds of `window_update_runs.py` and `final_emission_runs.py`, and hand-written timelines."""
 
 from __future__ import annotations
 

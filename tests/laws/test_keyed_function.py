@@ -1,4 +1,4 @@
-"""User-defined keyed functions: a selection of the seeded runs of `generators/reminders.py`."""
+"""User-defined keyed functions: a selection of the seeded runs of `generators/keyed_timer_runs.py`."""
 
 from __future__ import annotations
 

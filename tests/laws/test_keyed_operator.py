@@ -1,4 +1,4 @@
-"""Custom keyed operators: a selection of the seeded runs of `keyed_operator.py`."""
+"""Custom keyed operators: a selection of the seeded runs of `keyed_operator_runs.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of stages give the batch result of each stage in turn, despite crashes: see `fixed_graphs.py`."""
+"""Graphs of stages give the batch result of each stage in turn, despite crashes: see `fixed_stage_graph_runs.py`."""
 
 from __future__ import annotations
 

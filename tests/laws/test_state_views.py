@@ -1,4 +1,4 @@
-"""State views show the rows that would be emitted: a few seeds of `state_views.py`.
+"""State views show the rows that would be emitted: a few seeds of `state_view_runs.py`.
 
 For more seeds, run `python -m tests.laws.generators.state_view_runs`.
 """

@@ -1,4 +1,4 @@
-"""Join laws: some seeded runs of `generators/joins.py`, and timelines drawn by hand."""
+"""Join laws: some seeded runs of `generators/join_runs.py`, and timelines drawn by hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Check that results of a stage are never late for the stages that read them.
 
-The input is random graphs of `random_graphs.py`, and cases that failed before.
+The input is random graphs of `random_stage_graph_runs.py`, and cases that failed before.
 """
 
 from __future__ import annotations

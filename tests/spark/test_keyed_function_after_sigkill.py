@@ -61,7 +61,7 @@ def write_package_and_input_files(home: Path) -> list[dict[str, Any]]:
     """Write the package and the input files, and return all rows."""
     (home / "shop").mkdir()
     (home / "shop" / "__init__.py").write_text("")
-    (home / "shop" / "rules.py").write_text((ROOT / "tests" / "support" / "reminders.py").read_text())
+    (home / "shop" / "rules.py").write_text((ROOT / "tests" / "support" / "keyed_functions.py").read_text())
     (home / "in").mkdir()
     rng, rows, now = random.Random(3), list[dict[str, Any]](), 0
     for number in range(5):

@@ -53,6 +53,33 @@ def test_every_support_module_has_a_docstring() -> None:
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
+NAMED_FILE = re.compile(r"[`/]((?:\w+/)*\w+\.py)\b")
+USER_FILES = {"file.py"}  # names of files that users write
+
+
+def find_missing_files_in_docstring(path: Path, existing_names: set[str]) -> list[str]:
+    """Return the Python files that the docstring of a module names in backticks or as a path, but that do not exist."""
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    named = {Path(name).name for name in NAMED_FILE.findall(docstring)}
+    return sorted(named - existing_names - USER_FILES)
+
+
+def test_module_docstrings_name_only_existing_files(tmp_path: Path) -> None:
+    paths = [
+        *FILES,
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "benchmarks").rglob("*.py"),
+        *(ROOT / "tools").rglob("*.py"),
+    ]
+    names = {path.name for path in paths}
+    missing = {
+        str(path.relative_to(ROOT)): files for path in paths if (files := find_missing_files_in_docstring(path, names))
+    }
+    assert not missing
+    (example := tmp_path / "example.py").write_text('"""See `gone.py`, `laws/lost.py` and `conftest.py`."""')
+    assert find_missing_files_in_docstring(example, names) == ["gone.py", "lost.py"]
+
+
 def read_makefile_targets() -> dict[str, str]:
     """Return the targets that `make help` lists, with their commands."""
     recipes = re.findall(r"^([a-z-]+):[^\n]*##[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE)

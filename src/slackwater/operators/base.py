@@ -1,12 +1,12 @@
 """The interface of an operator, which runs one stage on one shard for the driver and the engines.
 
-    PaneWindowOperator(CompiledPaneWindow, WindowOperator)        window_operators.py   tumbling and hopping windows
-    SessionWindowOperator(CompiledSessionWindow, WindowOperator)  window_operators.py   session windows
-    IntervalJoinOperator(CompiledJoin, NonWindowOperator)   interval_join.py      stream-stream joins
-    KeyedOperator(TimerStateLayout, StateRowOperator, …)    keyed.py              base of operators with rows of state
-    UserKeyedOperator(KeyedOperator)                    keyed_function.py     a user's class
-    DedupOperator(KeyedOperator)                            dedup.py              dropping duplicates
-    StatelessOperator(NoState, NonWindowOperator)           stateless.py          SQL alone
+    PaneWindowOperator(CompiledPaneWindow, WindowOperator)        window_operators.py    tumbling and hopping windows
+    SessionWindowOperator(CompiledSessionWindow, WindowOperator)  window_operators.py    session windows
+    IntervalJoinOperator(CompiledJoin, NonWindowOperator)         interval_join.py       stream-stream joins
+    KeyedOperator(TimerStateLayout, StateRowOperator, …)          keyed_operator_base.py base of operators with rows of state
+    UserKeyedOperator(KeyedOperator)                              user_keyed_operator.py a user's class
+    DedupOperator(KeyedOperator)                                  dedup.py               dropping duplicates
+    StatelessOperator(NoState, NonWindowOperator)                 stateless.py           SQL alone
 
 A window or join operator combines pure logic from `windows` or `joins` with its execution on a shard. A package defines
 the details that only it needs, such as the columns of a store, by dispatch on the class of the operator

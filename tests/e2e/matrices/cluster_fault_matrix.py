@@ -162,7 +162,7 @@ class ClusterPipeline(KillablePipeline):
         environment = {
             "SLACKWATER_CACHE_DIR": f"{here}/cache",
             "TMPDIR": f"{here}/tmp",
-            "SPARK_MASTER": self.cluster.address,
+            **self.cluster.driver_environment,
         }
         command = [*(APART if self.elsewhere else ()), sys.executable, "-m", "slackwater.cli.main"]
         command += ["run", self.config.name, "--available-now", "--flush"]
@@ -314,7 +314,7 @@ def run_pipeline_in_bucket(
         page,
     )
     with FaultyStorage.started() as storage:
-        per_epoch = arguments.events // (arguments.kills * 3 // 2 + 20)
+        per_epoch = arguments.events // (arguments.kills * 3 // 2 + arguments.epochs)
         pipeline = ClusterPipeline(
             services,
             "s3",
@@ -378,6 +378,7 @@ def main() -> int:
     options.add_argument("--events", type=int, default=20_000)
     options.add_argument("--kills", type=int, default=3, help="of each cell")
     options.add_argument("--faults", type=int, default=200, help="of storage, at least, with --bucket-only")
+    options.add_argument("--epochs", type=int, default=20, help="without a kill, at least, with --bucket-only")
     options.add_argument("--rate", type=float, default=0.2, help="which part of the requests meets a fault")
     options.add_argument(
         "--broken", type=float, default=0.0005, help="which part of the records is no JSON, with --bucket-only"

@@ -1,4 +1,4 @@
-"""The law of `updates.py` for `emit = "final"` and `"on_close"`: rows emitted after each epoch.
+"""The law of `window_update_runs.py` for `emit = "final"` and `"on_close"`: rows emitted after each epoch.
 
 The windows are sessions near the cap.
 
