@@ -28,7 +28,7 @@ from tests.support.case_selection import exhaustive
 from tests.support.kafka_topics import START_MS, read_messages
 from tests.support.run_command_process import read_run_log, start_run_command
 
-KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
+KILLS = int(os.environ.get("SLACKWATER_KILLS", "1"))
 EVENTS = 3_000 + 3_000 * KILLS
 STEP_MS = 40  # time between events
 MINUTE_MS = 60_000

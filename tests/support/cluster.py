@@ -17,28 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import pyspark
+from tests.support import spark_jvm
 
-from slackwater.spark.sessions import jvm_launch
-from slackwater.spark.sessions.jvm_launch import find_default_java, find_fast_java
 from slackwater.testing.services import SECONDS, Process, free_port
 
 WORKERS = 2
-_SPARK = Path(pyspark.__file__).parent
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_JAVA = find_fast_java() or find_default_java()
-_KEPT = jvm_launch.class_archive_options(_JAVA) if _JAVA else ""  # the class archive makes all processes start faster
-
-_JAVA_HOME = {"JAVA_HOME": str(_JAVA.home)} if _JAVA else {}
-# The archive is used only with the class path for which it was created.
-_CLASS_PATH = ":".join([f"{_SPARK}/conf", *map(str, _SPARK.glob("jars/slf4j-api-*.jar")), f"{_SPARK}/jars/*"])
-
 # Settings of a pipeline on the cluster. Code generation is off, because an executor lives for only a few epochs
 SPARK = f"""
 [spark]
 "spark.executor.memory" = "600m"
 "spark.executor.cores" = "1"
-"spark.executor.extraJavaOptions" = "{QUICK} {_KEPT}"
+"spark.executor.extraJavaOptions" = "{spark_jvm.QUICK} {spark_jvm.ARCHIVE}"
 "spark.driver.memory" = "800m"
 "spark.driver.host" = "127.0.0.1"
 "spark.driver.bindAddress" = "127.0.0.1"
@@ -64,7 +53,7 @@ class SparkCluster:
     @property
     def driver_environment(self) -> dict[str, str]:
         """Return the environment variables with which a driver uses this cluster and the Java of its executors."""
-        return {"SPARK_MASTER": self.address, **_JAVA_HOME}
+        return {"SPARK_MASTER": self.address, **spark_jvm.JAVA_HOME}
 
     def start(self) -> None:
         self.master = self._start_process("master", "Master", "I have been elected leader", "--port", str(self.port))
@@ -99,12 +88,12 @@ class SparkCluster:
         place.mkdir(exist_ok=True)
         log = self.home / f"{name}.log"
         log.unlink(missing_ok=True)
-        java = str(_JAVA.executable) if _JAVA else "java"
-        command = [java, "-cp", _CLASS_PATH, "-Xmx300m", *QUICK.split(), *_KEPT.split()]
+        command = [spark_jvm.EXECUTABLE, "-cp", spark_jvm.CLASS_PATH, "-Xmx300m"]
+        command += [*spark_jvm.QUICK.split(), *spark_jvm.ARCHIVE.split()]
         command += [f"org.apache.spark.deploy.{role.lower()}.{role}", "--host", host, "--webui-port", "0"]
-        environment = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
+        environment = {"SPARK_HOME": str(spark_jvm.SPARK), "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
         environment |= {"SPARK_SCALA_VERSION": "2.13"}  # PySpark's own folder does not contain the version
-        environment |= {"SLACKWATER_CACHE_DIR": str(place / "cache"), **_JAVA_HOME}
+        environment |= {"SLACKWATER_CACHE_DIR": str(place / "cache"), **spark_jvm.JAVA_HOME}
         process = Process([*command, *flags], log, {"env": {**os.environ, **environment}, "cwd": place})
         process.start()
         until = time.monotonic() + SECONDS

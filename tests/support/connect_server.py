@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyspark
+from tests.support import spark_jvm
 
 from slackwater.spark.sessions import spark_jars
 from slackwater.testing.services import SECONDS, Process, free_port
 
-_SPARK = Path(pyspark.__file__).parent
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
@@ -44,11 +44,16 @@ class ConnectServer:
             "spark.sql.warehouse.dir": self.home / "warehouse",
             "spark.local.dir": self.home,
         }
-        command = ["java", "-cp", f"{_SPARK}/jars/*", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command = [spark_jvm.EXECUTABLE, "-cp", spark_jvm.CLASS_PATH, "-Xmx1g"]
+        command += [*spark_jvm.QUICK.split(), *spark_jvm.ARCHIVE.split()]
         command += ["-XX:+IgnoreUnrecognizedVMOptions", *_OPEN.split()]
         command += ["org.apache.spark.deploy.SparkSubmit", "--class", _SERVER, "--master", "local[2]"]
         command += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
-        environment = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        environment = {
+            "SPARK_HOME": str(spark_jvm.SPARK),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
         environment |= {"SPARK_CONNECT_MODE": "0", "POLARS_MAX_THREADS": "1"}
         self.process = Process(
             [*command, "spark-internal"], log, {"env": {**os.environ, **environment}, "cwd": self.home}

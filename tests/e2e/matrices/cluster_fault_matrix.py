@@ -40,7 +40,7 @@ from tests.e2e.matrices.docs_results_table import DocsResultsTable
 from tests.e2e.matrices.kill_matrix import KafkaAndPostgres, KillablePipeline
 from tests.e2e.matrices.window_workload import BROKEN
 from tests.support import cluster as clusters
-from tests.support import cluster_faults
+from tests.support import cluster_faults, spark_jvm
 from tests.support.cluster import SparkCluster
 from tests.support.cluster_faults import PipelineUnderTest, inject_faults, kill_driver
 from tests.support.kafka_topics import read_messages
@@ -172,7 +172,7 @@ class ClusterPipeline(KillablePipeline):
                 stderr=log,
                 stdout=log,
                 cwd=here,
-                env={"SPARK_SUBMIT_OPTS": clusters.QUICK, **os.environ, **environment},
+                env={"SPARK_SUBMIT_OPTS": spark_jvm.QUICK, **os.environ, **environment},
                 start_new_session=True,
             )
 
