@@ -154,7 +154,7 @@ class RestartablePipeline:
             self._copy_database(f"{self.id}_{name}", f"{self.id}_state")
 
     def _copy_database(self, origin: str, copy: str) -> None:
-        with psycopg.connect(self.services["postgres"].database_url, autocommit=True) as db:
+        with psycopg.connect(self.services["postgres"].url, autocommit=True) as db:
             db.execute(f"DROP DATABASE IF EXISTS {copy} WITH (FORCE)")
             db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (origin,))
             db.execute(f"CREATE DATABASE {copy} TEMPLATE {origin}")
