@@ -191,8 +191,7 @@ def create_tables_with_new_columns(
         [
             ("delta", "postgres", "iceberg", DEATHS[:2]),
             ("iceberg", "files", "delta", DEATHS[:2]),
-            ("delta", "postgres", "delta", DEATHS),
-            ("delta", "files", "iceberg", DEATHS),
+            ("delta", "files", "delta", DEATHS),
         ],
         2,
     ),

@@ -32,13 +32,13 @@ def run_without_tunings(runner: SparkPipelineRunner, monkeypatch: pytest.MonkeyP
 
 @exhaustive(beside="test_disabled_tunings.py::test_environment_variable_disables_one_tuning_and_no_other")
 def test_results_do_not_depend_on_a_tuning(runner: SparkPipelineRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run five epochs with all tunings, with none, and with each tuning disabled."""
+    """Run three epochs with all tunings, with none, and with each tuning disabled."""
     monkeypatch.setattr(shuffle_tuning, "MANY_ROWS", 1)
     monkeypatch.setattr(source_statistics, "MANY_ROWS", 1)
-    for n in range(5):
+    for n in range(3):
         runner.write_input_file(f"{n}.jsonl", build_event_rows(20 * n, 20 * n + 9, user="a" if n % 2 else "b"))
     expected = run_without_tunings(runner, monkeypatch, "")
-    assert len(expected) > 3
+    assert len(expected) >= 3
     for tunings in (",".join(TUNINGS), *TUNINGS):
         assert run_without_tunings(runner, monkeypatch, tunings) == expected, tunings
 
