@@ -31,7 +31,6 @@ def kafka_and_postgres(
         [
             ("session", "postgres", "kafka", ["write.after"]),
             ("tumbling", "files", "delta", ["write.after"]),
-            ("session", "postgres", "postgres", ["stage.after", "commit.after"]),
             ("next-stage", "files", "files", ["emit.after", "commit.after"]),
         ]
     ),
