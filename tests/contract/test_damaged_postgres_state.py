@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
 from slackwater.testing.memory_target import SimulatedCrash
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "8"))
 SCHEMA = {"k": "string", "v": "bigint"}
 COUNT = [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="v", as_="total")]
 fresh = itertools.count()
@@ -167,8 +168,11 @@ VALUES = {  # SQL of values that no commit writes, by the type of the column
 
 
 def list_invalid_column_values(url: str) -> list[tuple[str, str, str]]:
-    """Return (table, column, value) for all state, staging, pipeline, offset and output tables."""
-    cell_values = []
+    """Return (table, column, value) for all state, staging, pipeline, offset and output tables.
+
+    Each column occurs with NULL and with one other value. Columns of one type in different tables have different values.
+    """
+    cell_values, columns_of_type = [], Counter[str]()
     with psycopg.connect(url) as db:
         names = [f"slackwater_state_{t}" for t in list_filled_state_tables(url)]
         staged = [n.replace("_state_", "_staged_") for n in names]
@@ -178,7 +182,12 @@ def list_invalid_column_values(url: str) -> list[tuple[str, str, str]]:
                 " AND NOT attisdropped ORDER BY attnum",
                 (f'"{table}"',),
             )
-            cell_values += [(table, name, value) for name, type_ in columns for value in VALUES.get(type_, ("NULL",))]
+            for name, type_ in columns.fetchall():
+                null, *others = VALUES.get(type_, ("NULL",))
+                cell_values.append((table, name, null))
+                if others:
+                    cell_values.append((table, name, others[columns_of_type[type_] % len(others)]))
+                columns_of_type[type_] += 1
     return cell_values
 
 
@@ -193,7 +202,7 @@ def overwrite_column(url: str, table: str, column: str, value: str) -> None:
         db.execute(f'UPDATE "{table}" SET "{column}" = {value}')
 
 
-@pytest.mark.parametrize("part", select_cases(range(8)))
+@pytest.mark.parametrize("part", select_cases(range(4)))
 def test_invalid_column_values_never_raise_an_unwrapped_exception(database_url: str, part: int, postgres: Any) -> None:
     """A start, an epoch and a flush succeed or fail with a one-line error. Invalid NULLs in state rows always fail."""
     copy = f"{database_url.rpartition('/')[2]}_copy"
@@ -204,7 +213,7 @@ def test_invalid_column_values_never_raise_an_unwrapped_exception(database_url: 
         test._stop()
         wrong = []
         close_idle()
-        for table, column, value in list_invalid_column_values(database_url)[part::8]:
+        for table, column, value in list_invalid_column_values(database_url)[part::4]:
             with psycopg.connect(postgres.url, autocommit=True) as db:
                 db.execute(f'DROP DATABASE IF EXISTS "{copy}" WITH (FORCE)')
                 db.execute(f'CREATE DATABASE "{copy}" TEMPLATE "{database_url.rpartition("/")[2]}"')

@@ -218,18 +218,23 @@ def test_damaged_lease_expires_like_a_valid_lease(store_factory: Make, monkeypat
 FAULTS = ("503", "dropped", "lost", "slow", "hangs")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
-    ("method", "part"),
+    ("method", "part", "fault"),
     select_cases(
         [
-            ("PUT", "/manifests/"),
-            ("PUT", "/lock"),
-            ("PUT", "/segments/"),
-            ("PUT", "/published"),
-            ("GET", "/manifests/"),
-            ("POST", "delete"),
-        ]
+            *(("PUT", "/manifests/", fault) for fault in FAULTS),
+            ("PUT", "/lock", "lost"),
+            ("PUT", "/lock", "hangs"),
+            ("PUT", "/segments/", "503"),
+            ("PUT", "/segments/", "lost"),
+            ("PUT", "/published", "dropped"),
+            ("PUT", "/published", "lost"),
+            ("GET", "/manifests/", "hangs"),
+            ("GET", "/manifests/", "503"),
+            ("POST", "delete", "slow"),
+            ("POST", "delete", "dropped"),
+        ],
+        len(FAULTS),
     ),
 )
 def test_request_fault_does_not_change_the_committed_epochs(

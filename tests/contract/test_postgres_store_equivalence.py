@@ -28,7 +28,7 @@ from slackwater.state.commit import FORMAT
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 
-REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
+REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "12"))
 SCHEMA = {"user": "string", "amount": "bigint", "price": "decimal(10,2)", "page": "string"}
 AGGREGATIONS = (
     Aggregation(agg="count", as_="n"),
@@ -105,24 +105,24 @@ def test_windows_match_the_files_store_with_and_without_crashes(kind: str, crash
     assert got.rows
 
 
-@pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 12)))
+@pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 6)))
 def test_revised_windows_match_their_definition_in_postgres(first: int, database_url: str) -> None:
     """Run the seeds of `tests.laws.generators.window_revision_runs`, with crashes and restarts, on the state tables."""
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 6):
         for cap_binds in (False, True)[: 2 if seed % 4 == 0 else 1]:
             window_revision_runs.check_revision_run(
                 seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(database_url, "public", name)
             )
 
 
-@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 6))
 @exhaustive(beside="test_postgres_store_equivalence.py::test_revised_windows_match_their_definition_in_postgres")
 def test_target_matches_its_definition_after_each_epoch(first: int, database_url: str) -> None:
     """Run the seeds of `window_update_runs` and `final_emission_runs`, with crashes and reshards, on the state tables.
 
     Both generators are in `tests.laws.generators`.
     """
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 6):
         for name, run in (
             ("updates", window_update_runs.plan_update_run(seed)),
             ("final", final_emission_runs.plan_final_emission_run(seed)),
@@ -211,18 +211,18 @@ def test_replayed_dead_letters_are_applied_to_postgres_state(database_url: str) 
         )  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 12)))
+@pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 6)))
 def test_joins_match_their_definition_in_postgres(first: int, database_url: str) -> None:
     """Run the seeds of `tests.laws.generators.join_runs`, with crashes and restarts."""
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 6):
         join_runs.check_run(seed, lambda name=f"join {seed}": PostgresStore(database_url, "public", name))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 6))
 @exhaustive(beside="test_postgres_store_equivalence.py::test_three_chained_windows_have_separate_state_tables")
 def test_window_after_a_join_matches_its_definition_in_postgres(first: int, database_url: str) -> None:
     """Run the seeds of `tests.laws.generators.join_then_window_runs`: a window over a join, in one transaction."""
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 6):
         join_then_window_runs.check_join_then_window_run(
             seed, lambda name=f"chain {seed}": PostgresStore(database_url, "public", name)
         )  # type: ignore[misc]

@@ -260,7 +260,7 @@ def test_corrupt_segment_is_reported_instead_of_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state_location", ["files", "postgres"], indirect=True)
 @exhaustive(beside="test_concurrent_state_reads.py::test_continuous_reads_do_not_block_starts_and_see_whole_commits")
-def test_thousand_reads_next_to_a_running_pipeline_see_whole_commits(state_location: StateLocation) -> None:
+def test_reads_next_to_a_running_pipeline_see_whole_commits(state_location: StateLocation) -> None:
     """Each epoch adds one row to each of 40 keys. In every read, all keys have the row count of the same epoch."""
     users = [f"u{n}" for n in range(40)]
     batches = [MicroBatch({"a": [event_row(batch * S // 10, user) for user in users]}) for batch in range(60)]
@@ -278,7 +278,7 @@ def test_thousand_reads_next_to_a_running_pipeline_see_whole_commits(state_locat
     runner.start()
     epochs, reads = set(), 0
     with sw.open_state(state_location.where) as view:
-        while reads < 1000 or runner.is_alive():
+        while reads < 300 or runner.is_alive():
             if reads % 4:
                 frame = view.fetch(users[reads % 40])
                 assert frame.height == 1
