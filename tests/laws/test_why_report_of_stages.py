@@ -20,7 +20,7 @@ from slackwater.query.why_report import StageReport, WhyReport
 from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.testing.local_pipeline import LocalPipeline
 
-SEEDS = 100
+SEEDS = 40
 FAR = 10**12
 
 
