@@ -44,8 +44,8 @@ class ConnectServer:
             "spark.sql.warehouse.dir": self.home / "warehouse",
             "spark.local.dir": self.home,
         }
-        command = [spark_jvm.EXECUTABLE, "-cp", spark_jvm.CLASS_PATH, "-Xmx1g"]
-        command += [*spark_jvm.QUICK.split(), *spark_jvm.ARCHIVE.split()]
+        # `_OPEN` does not contain all options that Java 25 needs, so this is the Java on the path.
+        command = ["java", "-cp", f"{spark_jvm.SPARK}/jars/*", "-Xmx1g", *spark_jvm.QUICK.split()]
         command += ["-XX:+IgnoreUnrecognizedVMOptions", *_OPEN.split()]
         command += ["org.apache.spark.deploy.SparkSubmit", "--class", _SERVER, "--master", "local[2]"]
         command += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
