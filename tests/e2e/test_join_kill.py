@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.matrices.kill_matrix import KafkaAndPostgres, KillablePipeline
 from tests.support.case_selection import exhaustive
 
-EVENTS, PER_EPOCH = 20_000, 1_600
+EVENTS, PER_EPOCH = 10_000, 1_000
 
 pytestmark = pytest.mark.slow
 
