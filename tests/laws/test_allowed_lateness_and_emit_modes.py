@@ -20,7 +20,7 @@ from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import select_cases
 from tests.support.local_pipeline_script import DriverCrash, LocalResult, run_local_script
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
 @pytest.mark.semantics("corrections-to-closed-windows")

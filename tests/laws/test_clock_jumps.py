@@ -68,7 +68,7 @@ def run_random_graph(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list
     return {s.name: comparable_rows(s, emitted_rows(s, result.stages[s.name])) for s in stages}, watermarks, counted
 
 
-@pytest.mark.parametrize("first", select_cases(range(0, 30, 5)))
+@pytest.mark.parametrize("first", select_cases(range(0, 15, 5)))
 def test_results_and_watermarks_do_not_depend_on_the_clock(first: int) -> None:
     seed_runner.hide_warnings()
     assert len(SOURCES) == 3

@@ -16,7 +16,7 @@ from tests.support.local_pipeline_script import DriverCrash, run_local_script
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))

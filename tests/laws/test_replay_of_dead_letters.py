@@ -48,7 +48,7 @@ from slackwater.operators.registry import compile_window
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import expired_window_corrections as windows
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))

@@ -12,7 +12,7 @@ from tests.support.case_selection import select_cases
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.local_pipeline import LocalPipeline
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "30"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))

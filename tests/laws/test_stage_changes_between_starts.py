@@ -17,7 +17,7 @@ from slackwater.errors import ConfigError, StateError
 from slackwater.evolution.config_state_comparison import compare_config
 from slackwater.testing import LocalPipeline
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "30"))
 NAMES = [f"s{n}" for n in range(6)]
 COUNT = [sw.Aggregation(agg="count", as_="n")]
 

@@ -18,7 +18,7 @@ from slackwater.errors import StateError
 from slackwater.evolution.config_state_comparison import compare_config
 from slackwater.testing.local_pipeline import LocalPipeline
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "30"))
 
 
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))

@@ -16,7 +16,7 @@ from slackwater.errors import LimitExceededError
 from slackwater.joins import match_rows
 from slackwater.testing import rows_without_spark
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 Row = tuple[str, int, int]  # key, time in ms, id
 
 

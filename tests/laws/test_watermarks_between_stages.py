@@ -21,7 +21,7 @@ from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_pipeline import LocalPipeline
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "30"))
 MINUTE = 60_000_000
 COUNT = [sw.Aggregation(agg="count", as_="n")]
 USER = {"user": "string"}

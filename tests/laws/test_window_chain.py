@@ -15,7 +15,7 @@ import slackwater as sw
 from slackwater.config.step_base import MOST_STAGES
 from slackwater.errors import ConfigError
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 
 
 @pytest.mark.semantics("stages")
