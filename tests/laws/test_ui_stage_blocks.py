@@ -20,7 +20,7 @@ from slackwater.ui.blocks.upcoming_closes import closing_windows
 from slackwater.ui.page_model import PageModel, PageSource, load_key, load_model, load_models, select_window_stage
 from slackwater.ui.pages import PageLocation
 
-SEEDS, CHUNK = 80, 10  # more than 200 states, one for each stage
+SEEDS, CHUNK = 40, 10  # more than 100 states, one for each stage
 FAR = -(1 << 62)
 
 
