@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from slackwater.config.connection import PubSubConnection as PubSubConnection
     from slackwater.config.connection import RabbitMQConnection as RabbitMQConnection
     from slackwater.config.custom_aggregator import Aggregator as Aggregator
+    from slackwater.config.dedup import Dedup as Dedup
     from slackwater.config.join import Join as Join
-    from slackwater.config.keyed_step import Dedup as Dedup
     from slackwater.config.keyed_step import Keyed as Keyed
     from slackwater.config.keyed_step import KeyedFunction as KeyedFunction
     from slackwater.config.keyed_step import KeyedResult as KeyedResult
@@ -66,7 +66,7 @@ _HOMES = {
     "Aggregator": "config.custom_aggregator",
     "ConfigError": "errors",
     "ConsoleConnection": "config.connection",
-    "Dedup": "config.keyed_step",
+    "Dedup": "config.dedup",
     "DeltaConnection": "config.connection",
     "batch": "runner.batch_run",
     "batch_join": "runner.batch_run",

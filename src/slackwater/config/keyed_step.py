@@ -1,4 +1,4 @@
-"""The specs of the keyed and dedup steps, and the base class of the keyed operators in users' packages.
+"""The spec of the keyed step, and the base class of the keyed operators in users' packages that it runs.
 
     rows, state rows        ── advance ──▶ emitted rows, new state rows with timers
     state rows that are due ── expire  ──▶ emitted rows, state rows with later timers
@@ -27,8 +27,11 @@ from slackwater.config.config_key import (
 from slackwater.config.custom_aggregator import PATH, AggregatorError, describe_error, import_attribute, may_import
 from slackwater.config.spec_base import Problem, Values
 from slackwater.config.step_base import LATE_ROWS, LATE_ROWS_TEXT, KeyedStep, StepSummary
-from slackwater.config.value_parsers import InvalidValueError, attach_json_schema, choice_parser, duration_parser
-from slackwater.core.humanize import format_ms, plural
+from slackwater.config.value_parsers import (
+    InvalidValueError,
+    attach_json_schema,
+    duration_parser,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -283,46 +286,3 @@ class Keyed(KeyedStep):
         return StepSummary(
             f"{self.class_} by {', '.join(self.keys)}", behavior, "its rows of state, until their timers"
         )
-
-
-class Dedup(KeyedStep):
-    """Removes duplicates: of the rows with the same key and nearby event times, it emits only one.
-
-    The other rows are dropped and counted. `keep="first"` emits a row when it is read, and drops rows of the same key
-    whose event times are less than `within` before or after it. `keep="last"` emits the last row by event time, once
-    the watermark has passed that row by `within` and no further row of its key has followed in that time.
-    """
-
-    keep: str = declare_key(
-        choice_parser("first", "last"),
-        "Which row of a key is emitted: the first, when it is read, or the last, after `within` has passed.",
-        default="first",
-    )
-    within_ms: Milliseconds[int] = declare_key(
-        duration_parser(1),
-        "Rows of the same key are duplicates if their event times differ by less than this.",
-        default=None,
-        required='give a duration, as in "10m"',
-    )
-    within: WithUnit = declare_with_unit(default=None)
-    late_data: str = declare_key(LATE_ROWS, LATE_ROWS_TEXT, default="drop")
-    kind: str = declare_attribute(default="dedup")
-
-    CONFIG_PATH: ClassVar[str] = "transform.dedup"
-    STATE_KEYS: ClassVar[tuple[str, ...]] = ("keys", "keep")
-    DOC_LINK: ClassVar[str] = "docs/configuration.md#dedup"
-
-    @property
-    def watermark_delay_ms(self) -> int:
-        """The maximum time (ms) by which the event time of a result may be behind the watermark."""
-        return self.within_ms if self.keep == "last" else 0
-
-    def summary(self) -> StepSummary:
-        title = f"deduplicate by {plural(len(self.keys), 'key')}, keep the {self.keep} row within {format_ms(self.within_ms)}"
-        if self.keep == "first":
-            behavior = (
-                f"the first row of a key, when it is read, but not its duplicates within {format_ms(self.within_ms)}"
-            )
-            return StepSummary(title, behavior, f"a key and a time per emitted row, for {format_ms(self.within_ms)}")
-        behavior = f"the last row of a key, once {format_ms(self.within_ms)} have passed without another row of it"
-        return StepSummary(title, behavior, f"the last row per key, until {format_ms(self.within_ms)} after it")

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from slackwater.config.config_key import Converted, declare_key
+from slackwater.config.dedup import Dedup
 from slackwater.config.error_text import describe_value_mismatch, format_key, format_value
 from slackwater.config.join import Join
-from slackwater.config.keyed_step import Dedup, Keyed
+from slackwater.config.keyed_step import Keyed
 from slackwater.config.source import Lookup
 from slackwater.config.spec_base import Problem, Spec, Values, table_parser
 from slackwater.config.sql.select_scope import ROW_BY_ROW, GroupableColumns

@@ -22,7 +22,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.config.keyed_step import KEY, TIME, TIMER, Dedup, KeyedResult
+from slackwater.config.dedup import Dedup
+from slackwater.config.keyed_step import KEY, TIME, TIMER, KeyedResult
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s, find_run_starts

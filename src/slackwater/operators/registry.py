@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.config.connector_description import metadata_columns
+from slackwater.config.dedup import Dedup
 from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.join import SIDES, Join, joined_column_names
-from slackwater.config.keyed_step import Dedup, Keyed
+from slackwater.config.keyed_step import Keyed
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.step_base import StatelessStep, StepBase, effective_allowed_lateness_ms
 from slackwater.config.window import KINDS_OF_WINDOW, Window
