@@ -40,7 +40,7 @@ from slackwater.ui.page_model import PageModel, load_key, load_model
 from slackwater.ui.pages import PageLocation
 from slackwater.ui.svg import Axis, tick_step
 
-SEEDS = 20  # per shape, so 80 states
+SEEDS = 10  # per shape, so 40 states
 CHUNK = 5
 CHUNKS = select_cases([(shape, first) for first in range(0, SEEDS, CHUNK) for shape in SHAPES], keep=2)
 Manifests = list[dict[str, Any]]

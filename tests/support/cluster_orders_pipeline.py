@@ -20,7 +20,7 @@ import psycopg
 from tests.support.cluster import SPARK
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "3"))
-FILES, ROWS = 5 + 4 * KILLS, 300  # per source
+FILES, ROWS = 4 + 3 * KILLS, 300  # per source
 STEP_US, DISORDER_US = 50_000, 3_000_000  # time between two orders, and their disorder
 GAP_US, MINUTE_US, WITHIN_US = 5_000_000, 60_000_000, 20_000_000
 START_US = 1_709_251_200_000_000
