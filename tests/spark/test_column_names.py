@@ -134,7 +134,7 @@ def test_run_refuses_reserved_column_names_and_accepts_other_names(spark: Any, t
     sql = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
     shown = sw.Aggregation(agg="max", column="shown", as_="shown")
     try:
-        spec = pipeline_with_column(tmp_path, name, sql, "dlq", group_by=["key"], aggregations=[shown])
+        spec = pipeline_with_column(tmp_path, name, sql, group_by=["key"], aggregations=[shown])
         sw.run(spec, available_now=True, flush=True, spark=spark, on_notice=lambda level, line: None)
     except SlackwaterError as error:
         assert name in ("__bad", "_ORIGIN")
