@@ -129,6 +129,7 @@ def kafka() -> Iterator[Any]:
 
     with Kafka.started() as broker:
         yield broker
+        broker.kill()  # a clean shutdown of hundreds of topics takes seconds
 
 
 @pytest.fixture(scope="session")
@@ -140,6 +141,7 @@ def postgres() -> Iterator[Any]:
         with use_disk_for_temporary_files():
             server = stack.enter_context(Postgres.started())
         yield server
+        server.crash()  # nobody reads its data again
 
 
 @pytest.fixture(scope="session")

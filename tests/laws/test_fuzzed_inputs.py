@@ -10,7 +10,7 @@ from tests.laws.fuzzers import run_fuzzers
 
 from slackwater.query.open_windows import STATE_COLUMNS
 
-CASES = {"where": 100, "http": 40, "page": 60, "toml": 60, "names": 12, "values": 12, "states": 25, "commands": 60}
+CASES = {"where": 100, "http": 40, "page": 60, "toml": 60, "names": 12, "values": 12, "states": 12, "commands": 60}
 
 
 @pytest.mark.parametrize("kind", CASES)
