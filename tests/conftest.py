@@ -28,7 +28,7 @@ pytest_plugins = [
 # Tests of Spark Connect load gRPC. Its fork handlers abort about one fork in 400, so that a process does not start.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # JVMs of a test run live for seconds or minutes: the second compiler and parallel collectors cost more than they save.
-# With the default sizes of generations, collecting garbage takes 6 % of the CPU time of a session that runs all tests.
+# With the default sizes of generations, collecting garbage takes 5 % of the CPU time of a session of tests.
 os.environ.setdefault(
     "SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m -Xms600m -Xmn400m"
 )

@@ -170,7 +170,7 @@ VALUES = {  # SQL of values that no commit writes, by the type of the column
 def list_invalid_column_values(url: str) -> list[tuple[str, str, str]]:
     """Return (table, column, value) for all state, staging, pipeline, offset and output tables.
 
-    Each column occurs with NULL and with one other value. Columns of one type in different tables have different values.
+    Each column occurs with NULL and with one other value. The columns of a type take its other values in turn.
     """
     cell_values, columns_of_type = [], Counter[str]()
     with psycopg.connect(url) as db:

@@ -468,19 +468,21 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize("step", ["commit.before@2", "commit.after@2"])
 @exhaustive(beside="test_rabbitmq.py::test_failed_batch_is_repeated_with_the_same_messages")
-def test_pipeline_killed_after_a_commit_counts_every_message_once(
+def test_pipeline_killed_around_a_commit_counts_every_message_once(
     spark: Any,
     rabbitmq_source_module: Any,
     rabbitmq_broker: Any,
     queue: str,
     publish_numbers: Any,
     tmp_path: Path,
+    step: str,
 ) -> None:
     publish_numbers(range(250))
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PIPELINE, rabbitmq_broker.url, queue, str(tmp_path)],
-        env={**os.environ, "SLACKWATER_CRASH_AT": "commit.after@2"},
+        env={**os.environ, "SLACKWATER_CRASH_AT": step},
         capture_output=True,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]

@@ -1,4 +1,4 @@
-"""Compute sales per shop and minute, the best three shops, and refused rows, and kill the pipeline repeatedly.
+"""Compute sales per shop and minute, the best three shops, and refused rows, and kill the pipeline.
 
 The pipeline reads from Kafka and writes to Postgres, Kafka and files.
 

@@ -108,7 +108,7 @@ def state_location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: 
 
 
 @exhaustive(beside="test_kill_matrix_sample.py::test_run_killed_at_named_steps_loses_and_duplicates_no_row")
-def test_repeated_sigkill_neither_loses_nor_duplicates_rows(tmp_path: Path, state_location: str) -> None:
+def test_sigkill_neither_loses_nor_duplicates_rows(tmp_path: Path, state_location: str) -> None:
     rows = write_event_files(tmp_path)
     config = tmp_path / "killed.toml"
     config.write_text(CONFIG.format(home=tmp_path).replace(f"{tmp_path}/state", state_location))

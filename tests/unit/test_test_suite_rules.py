@@ -65,12 +65,8 @@ def find_missing_files_in_docstring(path: Path, existing_names: set[str]) -> lis
 
 
 def test_module_docstrings_name_only_existing_files(tmp_path: Path) -> None:
-    paths = [
-        *FILES,
-        *(ROOT / "src").rglob("*.py"),
-        *(ROOT / "benchmarks").rglob("*.py"),
-        *(ROOT / "tools").rglob("*.py"),
-    ]
+    folders = ("src", "tests", "benchmarks", "docgen", "tools")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     names = {path.name for path in paths}
     missing = {
         str(path.relative_to(ROOT)): files for path in paths if (files := find_missing_files_in_docstring(path, names))
