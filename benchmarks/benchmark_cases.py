@@ -148,7 +148,7 @@ REOPEN_STREAM = EventStream(MANY, 200_000, late=0.03)
 # Kafka to Postgres, live: from the append of the record that ends a window to the row in the table.
 LATENCY = "kafka-to-postgres"
 LATENCY_ROWS_PER_S, LATENCY_SECONDS = 5_000, 60
-LATENCY_GOALS = {"p50_s": 0.8, "p99_s": 1.5}
+LATENCY_GOALS = {"p50_s": 0.2, "p99_s": 0.35}
 
 # JSON in a topic of twelve partitions, with a local broker, compared with the native operator on RocksDB
 FROM_KAFKA = "from-kafka"

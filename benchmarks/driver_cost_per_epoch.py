@@ -83,8 +83,8 @@ class _SimulatedRun:
         class Source(KafkaSource):
             """Kafka source that does not read with Spark."""
 
-            def _read(self, session: Any, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> Any:
-                return "rows"
+            def _read(self, session: Any, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> tuple[Any, bool]:
+                return "rows", False
 
         self.shards, self.partitions, self.meter = shards, partitions, simulated_shards_and_brokers.DriverPartTimer()
         meter = self.meter

@@ -1,11 +1,20 @@
-"""Measurements with Postgres: state in Postgres, and latency from Kafka to Postgres. They start and stop the services."""
+"""Measurements with Postgres: state in Postgres, and latency from Kafka to Postgres. They start and stop the services.
+
+`python -m benchmarks.kafka_to_postgres_latency --rates 500 5000 50000 --kills 3` measures the latency at several rates, and how
+long results are missing if the pipeline is killed with SIGKILL and started again.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import random
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +22,7 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import psycopg
 import pyarrow.compute as pc
@@ -33,18 +43,18 @@ def compute_median_keys_per_epoch(data: Path) -> float:
     return median(pc.count_distinct(pq.read_table(list(map(str, e)), columns=["k"])["k"]).as_py() for e in epochs)
 
 
-def measure_kafka_to_postgres_latency() -> dict[str, float]:
+def measure_kafka_to_postgres_latency(rows_per_s: int = LATENCY_ROWS_PER_S) -> dict[str, float]:
     """Return the seconds from the append of the record that ends a one-second window to the rows of the window in Postgres.
 
-    Records are sent at LATENCY_ROWS_PER_S with the wall clock as event time. The table is polled for new windows every LOOK_S.
+    Records are sent at `rows_per_s` with the wall clock as event time. The table is polled for new windows every LOOK_S.
     Both run in separate processes, so that they do not compete with the pipeline for its interpreter.
     """
     with Kafka.started() as kafka, Postgres.started() as postgres:
         kafka.create("events", 2)
         over = threading.Event()
         producing, watching = (
-            TimeRecordingProcess(_produce_records, kafka.address),
-            TimeRecordingProcess(_poll_result_table, postgres.url),
+            TimeRecordingProcess(_produce_records, (kafka.address, rows_per_s)),
+            TimeRecordingProcess(_poll_result_table, (postgres.url,)),
         )
         # the start of Spark and the first epochs, which catch up with earlier records, do not count
         threading.Timer(LATENCY_SECONDS + LEAD_S, over.set).start()
@@ -75,7 +85,7 @@ def measure_kafka_to_postgres_latency() -> dict[str, float]:
     windows = sorted(w for w in seen if w + 1 in appended)[-LATENCY_SECONDS:]
     delays = sorted(seen[w] - appended[w + 1] for w in windows)
     cuts = quantiles(delays, n=100, method="inclusive")
-    return {"p50_s": cuts[49], "p99_s": cuts[98], "windows": len(delays), "rows_per_s": LATENCY_ROWS_PER_S}
+    return {"p50_s": cuts[49], "p99_s": cuts[98], "windows": len(delays), "rows_per_s": rows_per_s}
 
 
 Times = dict[int, float]  # wall-clock times by second of event time
@@ -84,10 +94,10 @@ Times = dict[int, float]  # wall-clock times by second of event time
 class TimeRecordingProcess:
     """Process that runs next to the pipeline until `stop_and_get_times`, which returns the times that it recorded."""
 
-    def __init__(self, work: Callable[[str, Event, Queue[Times]], None], where: str) -> None:
+    def __init__(self, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self._over, self._times = context.Event(), context.Queue()
-        self._process = context.Process(target=work, args=(where, self._over, self._times), daemon=True)
+        self._process = context.Process(target=work, args=(*arguments, self._over, self._times), daemon=True)
         self._process.start()
 
     def stop_and_get_times(self) -> Times:
@@ -97,7 +107,7 @@ class TimeRecordingProcess:
         return times
 
 
-def _produce_records(address: str, over: Event, times: Queue[Times]) -> None:
+def _produce_records(address: str, rows_per_s: int, over: Event, times: Queue[Times]) -> None:
     """Send records until `over`. Report when each second had its first record in both partitions."""
     from confluent_kafka import Producer
 
@@ -106,7 +116,7 @@ def _produce_records(address: str, over: Event, times: Queue[Times]) -> None:
     appended: Times = {}
     while not over.is_set():
         now = time.time()
-        for _ in range(int((now - began) * LATENCY_ROWS_PER_S) - sent):
+        for _ in range(int((now - began) * rows_per_s) - sent):
             value, partition = json.dumps({"k": chance.randrange(100), "v": sent}), sent % 2
             producer.produce("events", value, partition=partition, timestamp=int(now * 1000))
             sent += 1
@@ -137,3 +147,97 @@ def set_worker_postgres_url(url: str) -> None:
     from benchmarks.job_runner import POSTGRES_URL
 
     os.environ[POSTGRES_URL] = url
+
+
+# -- recovery ----------------------------------------------------------------------------------------------------------
+
+_CONFIG = """
+name = "latency"
+[connections.events]
+kind = "kafka"
+bootstrap_servers = "{kafka}"
+[connections.results]
+kind = "postgres"
+url = "{postgres}"
+[[sources]]
+name = "events"
+connection = "events"
+query = "events"
+schema = "k INT, v BIGINT"
+starting_offsets = "latest"
+[transform.window]
+kind = "tumbling"
+duration_ms = "1s"
+group_by = ["k"]
+max_groups_per_window = 10000
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "results"
+table = "out"
+[state_store]
+kind = "postgres"
+url = "{postgres}"
+"""
+_STEADY_S = 60.0  # how long the pipeline runs before each kill
+_FRESH_S = 2.0  # results are fresh if the newest window ended at most this long ago
+
+
+def measure_recovery_from_kills(kills: int, rows_per_s: int = LATENCY_ROWS_PER_S) -> list[float]:
+    """Return for each kill the seconds until the results are at most two seconds old again.
+
+    The pipeline is a process of its own. It is killed with SIGKILL, and started again at once.
+    """
+    with tempfile.TemporaryDirectory() as home, Kafka.started() as kafka, Postgres.started() as postgres:
+        kafka.create("events", 2)
+        config = Path(home) / "latency.toml"
+        config.write_text(_CONFIG.format(kafka=kafka.address, postgres=postgres.url))
+        producing = TimeRecordingProcess(_produce_records, (kafka.address, rows_per_s))
+        command, seconds = [sys.executable, "-m", "slackwater.cli.main", "run", str(config)], list[float]()
+        pipeline = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            _wait_for_fresh_results(postgres.url, pipeline)
+            for _ in range(kills):
+                time.sleep(_STEADY_S)
+                pipeline.send_signal(signal.SIGKILL)
+                pipeline.wait()
+                began, pipeline = time.monotonic(), subprocess.Popen(command, stderr=subprocess.DEVNULL)
+                time.sleep(_FRESH_S)  # until the results that were written before the kill are old
+                _wait_for_fresh_results(postgres.url, pipeline)
+                seconds.append(time.monotonic() - began)
+        finally:
+            pipeline.kill()
+            pipeline.wait()
+            producing.stop_and_get_times()
+    return seconds
+
+
+def _wait_for_fresh_results(url: str, pipeline: subprocess.Popen[bytes]) -> None:
+    """Wait until the newest window in the table ended at most _FRESH_S ago."""
+    newest = "SELECT extract(epoch FROM max(window_start)) + 1 FROM out"
+    with psycopg.connect(url, autocommit=True) as db:
+        while pipeline.poll() is None:
+            exists = db.execute("SELECT to_regclass('out')").fetchone() != (None,)
+            row = db.execute(newest).fetchone() if exists else None
+            if row is not None and row[0] is not None and time.time() - float(row[0]) <= _FRESH_S:
+                return
+            time.sleep(LOOK_S)
+    raise RuntimeError(f"the pipeline ended with exit code {pipeline.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka_to_postgres_latency", description=__doc__)
+    parser.add_argument("--rates", type=int, nargs="*", default=[LATENCY_ROWS_PER_S], help="records per second")
+    parser.add_argument("--kills", type=int, default=0, help="how often to kill the pipeline")
+    options = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}")
+    for rate in options.rates:
+        print(json.dumps(measure_kafka_to_postgres_latency(rate)), flush=True)
+    if options.kills:
+        seconds = measure_recovery_from_kills(options.kills)
+        print(f"seconds until results are fresh after a kill: {', '.join(f'{s:.1f}' for s in seconds)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,8 @@ TUNINGS = (  # described in benchmarks/README.md
     "kafka_workers",
     "one_task",
     "preaggregation",
+    "query_reuse",
+    "quick_ack",
     "statistics",
     "worker_memory",
 )

@@ -68,10 +68,14 @@ def write_records(rng: random.Random, topics: list[Topic], partitions: int) -> N
         wait_until_transactions_end(topic.broker.address, topic.name)
 
 
+def read_frame(spark: Any, source: KafkaSource, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> Any:
+    return source._read(spark, ranges)[0]
+
+
 def read_sorted_records(
     spark: Any, source: KafkaSource, ranges: Mapping[tuple[str, int], tuple[int, int]]
 ) -> list[str]:
-    return sorted(repr(row) for row in source._read(spark, ranges).collect())
+    return sorted(repr(row) for row in read_frame(spark, source, ranges).collect())
 
 
 @pytest.mark.parametrize("with_headers", [True, False])
@@ -95,10 +99,12 @@ def test_workers_read_the_same_records_as_spark(
         ranges = bounds if size == 6 and rng.random() < 0.5 else ranges
         monkeypatch.setenv(VARIABLE, "kafka_workers,json_workers")
         expected = read_sorted_records(spark, source, ranges)
-        monkeypatch.delenv(VARIABLE)
-        plan = source._read(spark, ranges)._jdf.queryExecution().analyzed().toString()
-        assert "kafka" not in plan.lower(), "Spark's reader is not used"
-        assert read_sorted_records(spark, source, ranges) == expected
+        for disabled in ("query_reuse", ""):
+            monkeypatch.setenv(VARIABLE, disabled)
+            plan = read_frame(spark, source, ranges)._jdf.queryExecution().analyzed().toString()
+            assert "kafka" not in plan.lower(), "Spark's reader is not used"
+            assert ("_decoded" in plan) == bool(disabled), "workers decode large epochs only"
+            assert read_sorted_records(spark, source, ranges) == expected
 
 
 def test_source_with_spark_reader_options_is_read_by_spark(spark: Any, topic_factory: Make) -> None:
@@ -109,11 +115,11 @@ def test_source_with_spark_reader_options_is_read_by_spark(spark: Any, topic_fac
     ranges = {(events.name, 0): (0, 1)}
 
     def uses_workers(source: KafkaSource) -> bool:
-        return "MapInArrow" in source._read(spark, ranges)._jdf.queryExecution().analyzed().toString()
+        return "MapInArrow" in read_frame(spark, source, ranges)._jdf.queryExecution().analyzed().toString()
 
     assert uses_workers(source)
     with_options = replace(source, spec=events.source(options={"kafkaConsumer.pollTimeoutMs": "60000"}))
-    assert "kafka" in with_options._read(spark, ranges)._jdf.queryExecution().analyzed().toString().lower()
+    assert "kafka" in read_frame(spark, with_options, ranges)._jdf.queryExecution().analyzed().toString().lower()
 
 
 def test_run_with_the_worker_reader_gives_correct_windows(runner: SparkPipelineRunner, topic_factory: Make) -> None:

@@ -1,7 +1,8 @@
 """Epochs with few rows run as one Spark task for all shards, with the results, counters and dead letters of a shuffle.
 
-records in Kafka ──▶ one task: reads all partitions, then shard 0, shard 1, … ─┐
-           ╰───────▶ a task per partition ─▶ shuffle ─▶ a task per shard ──────┴─▶ equal
+records in Kafka ──▶ one task: reads all partitions ─▶ shards in threads of the driver, the query is reused ─┐
+           ├───────▶ one task: reads all partitions, then shard 0, shard 1, … ───────────────────────────────┤
+           ╰───────▶ a task per partition ─▶ shuffle ─▶ a task per shard ────────────────────────────────────┴─▶ equal
 """
 
 from __future__ import annotations
@@ -86,13 +87,17 @@ def test_one_task_gives_the_results_of_a_shuffle(
         "gather_shards",
         lambda operator, rows, shards: gathered.append(shards) or gather(operator, rows, shards),
     )
+    reused = run_epochs(runner, topic, "reused", STEPS[kind]())
+    built = len(gathered)
+    monkeypatch.setenv(VARIABLE, "query_reuse")
     one_task = run_epochs(runner, topic, "one", STEPS[kind]())
-    assert len(gathered) >= EPOCHS
+    built_without_reuse = len(gathered) - built
+    assert built_without_reuse >= EPOCHS
+    assert built < built_without_reuse, "no query is reused"
     monkeypatch.setenv(VARIABLE, "one_task")
-    epochs = len(gathered)
     shuffled = run_epochs(runner, topic, "shuffled", STEPS[kind]())
-    assert len(gathered) == epochs, "the switch has no effect"
-    assert one_task == shuffled
+    assert len(gathered) == built + built_without_reuse, "the switch has no effect"
+    assert reused == one_task == shuffled
     assert one_task[0] and one_task[1]
 
 

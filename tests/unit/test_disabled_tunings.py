@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
+from tests.support.loopback_connection import acknowledges_at_once, make_interactive, open_loopback_connection
 
 from slackwater.connectors.kafka import worker_reader
 from slackwater.connectors.payloads import json_payload
 from slackwater.connectors.payloads.json_payload import JsonPayload
 from slackwater.connectors.source import Batch
+from slackwater.connectors.spark_worker_socket import request_input
 from slackwater.operators.reports import IngestReport
+from slackwater.spark.epoch_query import EpochQueryBuilder
 from slackwater.spark.sessions import jvm_launch
 from slackwater.spark.tuning import shuffle_tuning, source_statistics, worker_memory
 from slackwater.spark.tuning.expression_cache import ExpressionCache
@@ -53,12 +56,9 @@ def counts_in_separate_job() -> bool:
         def agg(self, *aggregates: Any) -> Any:
             return SimpleNamespace(collect=lambda: [SimpleNamespace(asDict=dict)])
 
-        def observe(self, observation: Any, *aggregates: Any) -> str:
-            return "observed"
-
     collector = SourceStatisticsCollector()
     collector.record_rows("a", source_statistics.MANY_ROWS)
-    rows, statistics = collector.attach("a", Frame(), [])  # type: ignore[arg-type]
+    rows, statistics = collector.attach("a", Frame(), [], lambda rows, aggregates: ("observed", None))  # type: ignore[arg-type, return-value]
     if isinstance(rows, str):
         return False
     statistics.get()
@@ -75,8 +75,25 @@ def reads_kafka_in_workers() -> bool:
     return worker_reader.can_read_in_workers(local_spark)
 
 
+ONE_RECORD = Batch(None, {}, {"a": None}, partitions={"a": {"t-0": 1}})
+
+
 def uses_one_task() -> bool:
-    return OneTaskPolicy().applies(Batch(None, {}, {"a": None}, partitions={"a": {"t-0": 1}}))
+    return OneTaskPolicy().applies(ONE_RECORD)
+
+
+def runs_shards_in_this_process() -> bool:
+    local_spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    rows: Any = SimpleNamespace(session=local_spark, pipeline=SimpleNamespace(lookups=(), sources=()))
+    always = SimpleNamespace(applies=lambda batch: True, knows_result_size=True)
+    return EpochQueryBuilder(rows, None, one_task=always)._runs_in_this_process(ONE_RECORD)  # type: ignore[arg-type]
+
+
+def acknowledges_the_task() -> bool:
+    with open_loopback_connection() as (spark, worker):
+        make_interactive(spark, worker)
+        request_input()
+        return acknowledges_at_once(worker)
 
 
 EFFECTS: dict[str, Callable[[], bool]] = {
@@ -88,6 +105,8 @@ EFFECTS: dict[str, Callable[[], bool]] = {
     "kafka_workers": reads_kafka_in_workers,
     "one_task": uses_one_task,
     "preaggregation": aggregates_after_shuffle,
+    "query_reuse": runs_shards_in_this_process,
+    "quick_ack": acknowledges_the_task,
     "statistics": counts_in_separate_job,
     "worker_memory": lambda: bool(worker_memory.environment()),
 }
@@ -100,7 +119,6 @@ def test_environment_variable_disables_one_tuning_and_no_other(
     archive = tmp_path / "archive_of_this_test"
     archive.touch()
     monkeypatch.setattr(jvm_launch, "class_archive_path", lambda java: archive)
-    monkeypatch.setattr(source_statistics.spark_connect_support, "new_observation", lambda frame: None)
     monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     monkeypatch.delenv(VARIABLE, raising=False)
     assert {name for name, is_effective in EFFECTS.items() if is_effective()} == set(TUNINGS)

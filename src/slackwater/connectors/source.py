@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+FEW_ROWS = 10_000  # rows of an epoch that is small enough for a single task; an estimate, measured with 2,500 rows
+
+
 class ColumnStats(NamedTuple):
     """Statistics of one column over the rows of some files.
 
@@ -54,6 +57,7 @@ class SourceBatch:
     # for files: returns the names of files by fingerprint; see `connectors.files.source.make_file_namer`
     name_files: Callable[[int], str | None] | None = None
     column_stats: Callable[[str], ColumnStats | None] | None = None  # reads no rows
+    is_reused: bool = False  # whether `frame` is the DataFrame of an earlier batch, which now reads other rows
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
+    reused: frozenset[str] = frozenset()  # the sources whose DataFrame several batches share, see SourceBatch
     stage_rows: Mapping[str, int] = field(default_factory=dict)  # the stages in `payload`, with their row counts
     replayed: ReplayRecord | None = None  # set if the batch contains dead letters, which do not advance clocks
     began: float | None = None  # when planning began, in monotonic seconds; None if it began with the epoch
@@ -111,6 +116,7 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
         {name: part.lost for name, part in batches.items() if part.lost},
         {name: part.name_files for name, part in batches.items() if part.name_files},
         {name: part.column_stats for name, part in batches.items() if part.column_stats},
+        frozenset(name for name, part in batches.items() if part.is_reused),
         began=began,
     )
 

@@ -12,6 +12,7 @@ A Connect plan only describes a query. The names in it are resolved when the que
 from __future__ import annotations
 
 import copy
+import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +106,11 @@ def spark_version(session: Any) -> tuple[int, ...]:
 def is_local_spark(session: SparkSession) -> bool:
     """Return whether Spark runs on this machine in local mode."""
     return not is_connect(session) and (session.sparkContext.master or "").startswith("local")
+
+
+def has_job_properties(session: SparkSession) -> bool:
+    """Return whether a property that a thread sets applies to the Spark jobs of the same thread."""
+    return not is_connect(session) and os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 
 
 def describe_session(session: SparkSession) -> str:

@@ -7,6 +7,9 @@ If some event times in a batch are in the far future, the batch is processed a s
 bad. Bad rows, rows that cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead
 letters.
 
+If an epoch is small and Spark runs on this machine, the query of an earlier epoch is reused, and threads of this
+process run the shards.
+
 If the new watermark is known before the rows are read, the tasks also emit. Otherwise, `emit` runs a second set of
 tasks: in threads of this process if Spark runs on this machine, or else as another job.
 """
@@ -18,13 +21,13 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors import spark_connect_support
+from slackwater.connectors.kafka.epoch_reader import TooManyBytesError
 from slackwater.connectors.source import Batch, spark_error_reason
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import ANYTHING, ValueLimits
@@ -39,18 +42,16 @@ from slackwater.operators.dead_letters import (
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.spark import operator_input
 from slackwater.spark.analysis import sql_analysis
+from slackwater.spark.epoch_query import EpochQuery, EpochQueryBuilder
 from slackwater.spark.first_rows_check import FirstRowsCheck
 from slackwater.spark.rejected_rows import RejectedRowHandler
-from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder, TimedRows
-from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, OneTaskPolicy, PreaggregationPolicy
+from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder
+from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer
 from slackwater.spark.tuning.source_statistics import (
     FILE,
     FINGERPRINT,
     Facts,
-    PendingStatistics,
-    SourceStatisticsCollector,
     build_statistics_columns,
-    count_unstorable_rows,
     derive_statistics_from_footers,
     locate_newest_event_times,
     needs_separate_job,
@@ -61,8 +62,10 @@ from slackwater.spark.worker_tasks import (
     Task,
     count_task,
     emit_task,
+    ingest_in_threads,
     ingest_task,
     ingest_task_for_all_shards,
+    run_in_threads,
     run_on_partitions,
 )
 from slackwater.tuning_switches import is_enabled
@@ -83,26 +86,22 @@ class SparkEngine:
         rows: The builder of the plan for the rows of the step.
         refresh: A function that reloads the lookups that are due. It is called before rows are read.
         hints: The checks of the first rows.
-        statistics: The policy that chooses how to get statistics.
+        queries: The builder of the queries of epochs.
         batch_sizer: The policy that chooses the size of Arrow batches.
-        preaggregation: The policy that decides whether rows are pre-aggregated.
-        one_task: The policy that decides whether one task processes all shards. A pipeline with lookups never uses it,
-            because the task would also join all rows of the lookups.
     """
 
     rows: RowQueryBuilder
     refresh: Callable[[], None] = field(default=lambda: None)
     hints: FirstRowsCheck = field(init=False)
-    statistics: SourceStatisticsCollector = field(default_factory=SourceStatisticsCollector)
+    queries: EpochQueryBuilder = field(init=False)
     batch_sizer: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
-    preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
-    one_task: OneTaskPolicy = field(default_factory=OneTaskPolicy)
 
     def __post_init__(self) -> None:
         """Make Spark pickle the modules of user-defined aggregations by value, since workers may not have them."""
         from pyspark import cloudpickle
 
         self.hints = FirstRowsCheck(self.session, self.pipeline, self.rows.times)
+        self.queries = EpochQueryBuilder(self.rows, self.hints)
         for agg in operator_input.worker_aggregations(self.logic):
             if agg.module not in (None, "__main__"):
                 top = sys.modules[agg.module.partition(".")[0]]
@@ -147,49 +146,24 @@ class SparkEngine:
         self.refresh()
         self.hints.start_counting(batch.payload)
         latest = self.rows.latest_allowed_us(clock_us)
-        tagged = 0 in tasks[0].idle_sources  # the late rows of a single idle source are counted separately
-        read = self._timed_rows(batch, clock_us, None, idle, tagged)
-        outcome = self._ingest(read, batch, tasks, self._facts_before_read(batch, clock_us))
+        facts = self._facts_before_read(batch, clock_us)
+        query = self.queries.query(batch, tasks, clock_us, idle, facts)
+        try:
+            outcome = self._run_query(query, batch, tasks)
+        except TooManyBytesError:
+            self.queries.collect_less(batch)
+            query = self.queries.query(batch, tasks, clock_us, idle, facts)
+            outcome = self._run_query(query, batch, tasks)
         newest = [s.max_event_us for n, s in outcome.sources.items() if not self.rows.is_stage_output(n)]
         if any(us is not None and us > latest for us in newest):
-            read = self._timed_rows(batch, clock_us, latest, idle, tagged)
-            outcome = self._ingest(read, batch, tasks, {})
+            query = self.queries.query_with_limit(batch, tasks, clock_us, idle, latest)
+            outcome = self._run_query(query, batch, tasks)
         outcome = self.hints.add_time_unit_hints(outcome, batch, clock_us)
-        return RejectedRowHandler(self.rows).with_dead_letters(read, outcome, tasks)
+        return RejectedRowHandler(self.rows).with_dead_letters(query.read, outcome, tasks)
 
-    def _timed_rows(
-        self, batch: Batch, clock_us: int, latest: int | None, idle: Mapping[str, Sequence[str]], tagged: bool
-    ) -> TimedRows:
-        frames: Mapping[str, DataFrame] = batch.payload
-        names = [s.name for s in self.pipeline.sources]
-        split = {name: [p for p in idle.get(name, ()) if batch.partitions.get(name, {}).get(p)] for name in names}
-        timed = {n: self.rows.with_event_time(n, frames[n], clock_us, latest) for n in names if n in frames}
-        return TimedRows(timed, split, tagged or len(names) > 1 or any(split.values()))
-
-    def _ingest(
-        self, read: TimedRows, batch: Batch, tasks: Sequence[ShardTask], known_facts: Mapping[str, Facts]
-    ) -> IngestOutcome:
-        pending: dict[str, PendingStatistics] = {}
-        frames: list[DataFrame] = []
-        # Aggregated rows have no origin, so `RejectedRowHandler` reads the rows again to find the late rows.
-        keeps_late_origin = self.pipeline.tracks_origin and not self.logic.is_preaggregated
-        before = tasks[0].operator.late_threshold(tasks[0].watermark) if keeps_late_origin else None
-        unfit: dict[str, list[Any]] = {}
-        for name, timed in read.timed.items():
-            aggregates = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.hints.aggregates(name)]
-            passing, pending[name] = self.statistics.attach(name, timed, aggregates, known_facts.get(name))
-            for input_path, tag, out in self.rows.outputs(read, name, timed, passing):
-                if (marked := self.rows.with_unstorable_reason(input_path, out, tasks[0].capacity)) is not None:
-                    unfit.setdefault(name, []).append(spark_connect_support.new_observation(marked))
-                    out = marked.observe(unfit[name][-1], count_unstorable_rows(marked)).where(
-                        f"{unstorable_rows.UNFIT} IS NULL"
-                    )
-                frames.append(
-                    self.rows.expressions.select(
-                        out, self.rows.columns(input_path, tag, before), schema_key=input_path.key
-                    )
-                )
-        reports = self._run_shards(tasks, reduce(lambda a, b: a.unionByName(b), frames), batch, read.tagged)
+    def _run_query(self, query: EpochQuery, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
+        read, pending, unfit = query.read, query.statistics, query.unstorable
+        reports = self._run_shards(query, batch, [replace(t, operator=query.operator) for t in tasks])
         stats: dict[str, SourceStats] = {}
         for name, answer in pending.items():
             statistics = answer.get()
@@ -204,7 +178,7 @@ class SparkEngine:
                 else None
             )
             stats[name] = source_stats(statistics, counts, batch.name_files.get(name, lambda fingerprint: None), newest)
-            self.statistics.record_rows(name, stats[name].rows)
+            self.queries.statistics.record_rows(name, stats[name].rows)
         counts_of = {name: sum(o.get["unfit"] or 0 for o in observations) for name, observations in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
@@ -217,25 +191,18 @@ class SparkEngine:
             spans=spans,
         )
 
-    def _run_shards(
-        self, tasks: Sequence[ShardTask], rows: DataFrame, batch: Batch, tagged: bool
-    ) -> list[IngestReport]:
-        """Send rows to the shards, run the tasks, and return the reports. `tagged`: whether rows have `__src`."""
-        one_task = not self.pipeline.lookups and self.one_task.applies(batch)
-        operator = self.preaggregation.operator_for_epoch(tasks[0].operator, one_task)
-        lifted = operator_input.lift_rows(operator, rows, tagged)
-        tasks = [replace(t, operator=operator) for t in tasks]
-        if one_task:
-            sent, task = operator_input.gather_shards(operator, lifted, len(tasks)), ingest_task_for_all_shards(tasks)
+    def _run_shards(self, query: EpochQuery, batch: Batch, tasks: Sequence[ShardTask]) -> list[IngestReport]:
+        """Run the query of an epoch and the tasks of the shards, and return their reports."""
+        if query.plan_observations is not None:
+            reports = ingest_in_threads(tasks, query.collect_rows())
         else:
-            sent, task = operator_input.repartition_to_shards(operator, lifted, len(tasks)), ingest_task(tasks)
-        columns = [*lifted.columns, "__shard"] if one_task else lifted.columns
-        answers = run_on_partitions(sent, columns, task, self.rows.expressions, self.batch_sizer)
-        # not `splitlines`, which would also split at characters such as U+2028 in a quoted key
-        lines = [line for answer in answers for line in answer.split("\n") if line]
-        reports = [IngestReport.model_validate_json(line) for line in lines]
-        self.preaggregation.observe(reports)
-        self.one_task.observe(batch, reports)
+            task = ingest_task_for_all_shards(tasks) if query.is_one_task else ingest_task(tasks)
+            answers = run_on_partitions(query.rows, query.columns, task, self.rows.expressions, self.batch_sizer)
+            # not `splitlines`, which would also split at characters such as U+2028 in a quoted key
+            lines = [line for answer in answers for line in answer.split("\n") if line]
+            reports = [IngestReport.model_validate_json(line) for line in lines]
+        self.queries.preaggregation.observe(reports)
+        self.queries.one_task.observe(batch, reports)
         return reports
 
     def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
@@ -258,10 +225,6 @@ class SparkEngine:
             if facts is not None:
                 facts_by_source[name] = facts
         return facts_by_source
-
-    def _statistics(self, name: str, partitions: Mapping[str, int], timed: DataFrame) -> list[Any]:
-        key = ("statistics", name, tuple(partitions), needs_separate_job(partitions), tuple(timed.columns))
-        return self.rows.expressions.get_or_create(key, lambda: build_statistics_columns(timed, partitions, False))
 
     @property
     def _busy_tasks(self) -> int:
@@ -325,8 +288,7 @@ class SparkEngine:
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         if spark_connect_support.is_local_spark(self.session):  # threads of this process, without the overhead of a job
-            with ThreadPoolExecutor(len(tasks)) as pool:
-                return list(pool.map(lambda task: task.operator.emit(task), tasks))
+            return run_in_threads(self.logic, tasks, lambda task: task.operator.emit(task))
         return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(tasks))]
 
     def count(self, tasks: Sequence[ShardTask], shard_count: ShardCount) -> Mapping[int, int]:

@@ -45,6 +45,7 @@ class NonNullCounts:
         columns: The columns to check.
         rows: The number of rows so far.
         values: The number of non-NULL values in each column.
+        data_names: The field names in the data of the epochs after which a column was still NULL in all rows.
         is_warned: Whether the warning about empty columns was logged.
         unit_is_hinted: Whether the hint about the event-time unit was given.
     """
@@ -52,6 +53,7 @@ class NonNullCounts:
     columns: Sequence[str]
     rows: int = 0
     values: dict[str, int] = field(default_factory=dict)
+    data_names: set[str] = field(default_factory=set)
     is_warned: bool = False
     unit_is_hinted: bool = False
 
@@ -137,7 +139,6 @@ class FirstRowsCheck:
     _counts: dict[str, NonNullCounts] = field(default_factory=dict)
     _time_numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # see `_time_number`
     _statistics: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of the latest epoch
-    _frames: dict[str, DataFrame] = field(default_factory=dict)  # the latest rows, if a column is empty so far
 
     def add_statistics(self, name: str, statistics: Mapping[str, Any]) -> None:
         """Store the statistics of a source for the latest epoch, including the results of `aggregates`."""
@@ -208,25 +209,28 @@ class FirstRowsCheck:
                     sources[name] = replace(stats, unit_hint=hint)
                     counts.unit_is_hinted = True
             if counts.missing and not counts.is_warned:
-                self._frames[name] = batch.payload[name]
+                counts.data_names |= self._detect_data_names(name, batch.payload[name])
             if not counts.needs_more_rows:
                 self.warn_about_empty_columns(name)
         return replace(outcome, sources=sources)
 
+    def _detect_data_names(self, source: str, frame: DataFrame) -> set[str]:
+        """Return the field names in the data of an epoch. Empty if they cannot be read."""
+        spec = next(s for s in self.pipeline.sources if s.name == source)
+        try:
+            return set(detect_field_names(self.session, frame, spec.format, spec.options))
+        except Exception as error:
+            log.debug("the names in the data of %s cannot be read: %s", source, error)
+            return set()
+
     def warn_about_empty_columns(self, *names: str) -> None:
         """Log a warning for each declared column that is NULL in the first rows of these sources (by default, all)."""
         for name in names or tuple(self._counts):
-            counts, frame = self._counts[name], self._frames.pop(name, None)
-            if frame is None or counts.is_warned or not counts.rows:
+            counts = self._counts[name]
+            if counts.is_warned or not counts.rows or not counts.missing:
                 continue
             counts.is_warned = True
-            spec = next(s for s in self.pipeline.sources if s.name == name)
-            try:
-                data_names = detect_field_names(self.session, frame, spec.format, spec.options)
-            except Exception as error:
-                log.debug("the names in the data of %s cannot be read: %s", name, error)
-                data_names = []
             for column in counts.missing:
-                if column not in data_names:  # otherwise the field exists, but is NULL
-                    line = describe_empty_column(name, column, min(counts.rows, ROWS), data_names)
+                if column not in counts.data_names:  # otherwise the field exists, but is NULL
+                    line = describe_empty_column(name, column, min(counts.rows, ROWS), counts.data_names)
                     log.warning("%s: %s", self.pipeline.name, line)

@@ -8,25 +8,28 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial, singledispatch
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from slackwater import errors
 from slackwater.connectors.source import spark_error_reason
+from slackwater.connectors.spark_worker_socket import request_input
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import plural
 from slackwater.engine.next_commit import format_late_sample
-from slackwater.errors import BadRowError, EpochError, SlackwaterError, raise_unregistered
+from slackwater.errors import BadRowError, EpochError, ResourceExhaustedError, SlackwaterError, raise_unregistered
 from slackwater.joins import match_rows as joining
 from slackwater.joins.compiled_join import ShuffleColumns
 from slackwater.joins.join_buffers import EmptyBuffers
 from slackwater.operators import dead_letters
 from slackwater.operators.base import Operator, ShardCount, ShardTask, ingest_and_emit
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.reports import DeadLetterFile
+from slackwater.operators.reports import DeadLetterFile, IngestReport
+from slackwater.operators.user_keyed_operator import UserKeyedOperator
 from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.spark import operator_input
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 
 Task = Callable[["pa.Table"], str]
+Report = TypeVar("Report")
 
 
 def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
@@ -113,6 +117,7 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
     import polars as pl
     import pyarrow as pa
 
+    request_input()
     record_batches = list(batches)
     if not record_batches:
         return
@@ -172,7 +177,7 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
         assert context is not None
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
-        return _ingest_rows(packed.task(context.partitionId()), rows)
+        return _ingest_rows(packed.task(context.partitionId()), rows).model_dump_json()
 
     return run
 
@@ -190,15 +195,54 @@ def ingest_task_for_all_shards(tasks: Sequence[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         by_shard = rows.partition_by("__shard", as_dict=True, include_key=False)
-        return "\n".join(_ingest_rows(packed.task(shard), by_shard[shard,]) for (shard,) in sorted(by_shard))
+        reports = (_ingest_rows(packed.task(shard), by_shard[shard,]) for (shard,) in sorted(by_shard))
+        return "\n".join(report.model_dump_json() for report in reports)
 
     return run
 
 
-def _ingest_rows(task: ShardTask, rows: pl.DataFrame) -> str:
+def ingest_in_threads(tasks: Sequence[ShardTask], rows: pl.DataFrame) -> list[IngestReport]:
+    """Ingest the rows of all shards in this process. See `ingest_task_for_all_shards` for the rows.
+
+    Raises:
+        SlackwaterError: A shard raised this error.
+        EpochError: A shard failed for another reason.
+    """
+    if rows.is_empty():
+        return []
+    by_shard = rows.partition_by("__shard", as_dict=True, include_key=False)
+    shards = [tasks[number] for (number,) in sorted(by_shard)]
+
+    def ingest(task: ShardTask) -> IngestReport:
+        try:
+            return _ingest_rows(task, by_shard[task.shard,])
+        except SlackwaterError:
+            raise
+        except BaseException as error:  # Polars panics and user code may raise any class
+            reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".strip()
+            raise ResourceExhaustedError.from_error(error) or EpochError(
+                f"the epoch failed and was not committed: {reason}"
+            ) from error
+
+    return run_in_threads(tasks[0].operator, shards, ingest)
+
+
+def run_in_threads(operator: Operator, tasks: Sequence[ShardTask], run: Callable[[ShardTask], Report]) -> list[Report]:
+    """Run tasks of shards in this process, and return their reports.
+
+    The tasks run in one thread each, or one after another in the thread of the caller if the operator calls code of users,
+    which may depend on threads.
+    """
+    if isinstance(operator, UserKeyedOperator) or any(a.module for a in operator_input.worker_aggregations(operator)):
+        return [run(task) for task in tasks]
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return list(pool.map(run, tasks))
+
+
+def _ingest_rows(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
     """Ingest rows from Spark into a shard, and return the report."""
     origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-    return ingest_and_emit(task, operator_input.to_ingest_rows(task.operator, rows), origins).model_dump_json()
+    return ingest_and_emit(task, operator_input.to_ingest_rows(task.operator, rows), origins)
 
 
 def dead_letters_task(state: ShardState) -> Task:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from slackwater.connectors import spark_connect_support
 from slackwater.connectors.dead_letter_restoration import restore_records
 from slackwater.connectors.kafka import worker_reader
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client, named_topics
+from slackwater.connectors.kafka.epoch_reader import EpochReader
 from slackwater.connectors.payloads.arrow_json_decoder import DECODED
 from slackwater.connectors.payloads.base import Payload
 from slackwater.connectors.source import SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
@@ -75,7 +77,6 @@ class KafkaSource(SparkPlannedSource):
     payload: Payload
     group: str
     with_headers: bool = True
-    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def schema(self) -> StructType:
@@ -279,12 +280,12 @@ class KafkaSource(SparkPlannedSource):
         ranges, lost = self._ranges({t: parts for t, parts in start.items() if t not in replaced}, end)
         record_counts = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
         if any(record_counts.values()):
-            frame = self._read(session, {k: r for k, r in ranges.items() if r[1] > r[0]})
+            frame, is_reused = self._read(session, ranges)
         elif lost:
-            frame = session.createDataFrame([], self.schema)
+            frame, is_reused = session.createDataFrame([], self.schema), False
         else:
             return None
-        return SourceBatch(frame, KafkaOffsets(end, ids), partitions=record_counts, lost=lost)
+        return SourceBatch(frame, KafkaOffsets(end, ids), partitions=record_counts, lost=lost, is_reused=is_reused)
 
     def _planned_end(self, checkpoint: Path, index: int, number: int) -> ByTopic | None:
         line = checkpoint_line(checkpoint, index, number) if number >= 0 else None
@@ -332,32 +333,20 @@ class KafkaSource(SparkPlannedSource):
             )
         return ranges, lost
 
-    def _read(self, session: SparkSession, ranges: worker_reader.RangesByPartition) -> DataFrame:
-        count = sum(until - since for since, until in ranges.values())
-        decoder = None if self.spec.options else self.payload.worker_decoder(count)  # options of Spark's reader
-        if decoder is not None and worker_reader.can_read_in_workers(session):
-            client = worker_reader.consumer_settings(self.broker.connection, self.group, self.isolation)
-            skips_lost = self.spec.on_data_loss == "skip"
-            records = worker_reader.read_records(session, ranges, client, decoder, self.with_headers, skips_lost)
-        else:
-            records = self._read_with_spark(session, ranges)
-        if not self.with_headers:
-            records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
-        return self.decode(records, count=count)
+    def _read(self, session: SparkSession, ranges: worker_reader.RangesByPartition) -> tuple[DataFrame, bool]:
+        return self._epoch_reader.read(session, ranges)
 
-    def _read_with_spark(self, session: SparkSession, ranges: worker_reader.RangesByPartition) -> Any:
-        start, end = (group_by_topic({p: bounds[i] for p, bounds in ranges.items()}) for i in (0, 1))
-        assigned = {topic: [int(part) for part in parts] for topic, parts in start.items()}
-        read = self._reader(session).option("assign", json.dumps(assigned))
-        return read.option("startingOffsets", json.dumps(start)).option("endingOffsets", json.dumps(end)).load()
-
-    def _reader(self, session: SparkSession) -> Any:
-        """Return the reader that all epochs share. Its constant options are set once per Spark session."""
-        if self._cache.get("session") is not session:
-            read = session.read.format("kafka").options(**self._options()).option("kafka.group.id", self.group)
-            read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
-            self._cache.update(session=session, reader=read)
-        return self._cache["reader"]
+    @cached_property
+    def _epoch_reader(self) -> EpochReader:
+        return EpochReader(
+            worker_reader.consumer_settings(self.broker.connection, self.group, self.isolation),
+            self._options(),
+            bool(self.spec.options),
+            self.spec.on_data_loss == "skip",
+            self.with_headers,
+            self.payload,
+            lambda records, count: self.decode(records, count=count),
+        )
 
     def decode(self, records: DataFrame, more: Sequence[str] = (), count: int | None = None) -> DataFrame:
         """Decode records in the format of Spark's Kafka reader into rows of this source.

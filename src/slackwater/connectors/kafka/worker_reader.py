@@ -23,18 +23,20 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.connectors import spark_connect_support
 from slackwater.connectors.kafka.broker import client_settings, make_client
 from slackwater.connectors.payloads.arrow_json_decoder import DECODED
+from slackwater.connectors.spark_worker_socket import request_input
 from slackwater.errors import EpochError, Topic
 from slackwater.tuning_switches import is_enabled
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from slackwater.connectors.payloads.base import WorkerDecoder
 
 Int64s = np.ndarray[Any, Any]
 RangesByPartition = Mapping[tuple[str, int], tuple[int, int]]  # the first offset and the end offset of each partition
-_PER_CALL, _PER_CALL_S = 20_000, 0.02  # a call returns after this number of records, or after this time
+_PER_CALL, _PER_CALL_S = 20_000, 0.02  # a call returns after this number of records, or after this time (seconds)
 _QUIET_S = 120.0  # how long to wait for the next record, as Spark's client does
 _QUEUED = 20_000  # records in the client's queue; those beyond the end of a range are fetched in vain
 _DEFAULTS = {
@@ -65,6 +67,7 @@ class RecordReader:
         settings: The settings of the librdkafka consumer.
         columns: The columns to return, named as in Spark's Kafka reader. They include "value".
         decoder: Decodes the values. It has a method `decode`, which returns NULL for records that Spark must decode.
+            None if Spark decodes all records.
         skips_lost: Whether to continue at the next record if records no longer exist.
     """
 
@@ -75,19 +78,29 @@ class RecordReader:
 
     def read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """Yield the records of the ranges. Raises EpochError if records no longer exist or do not arrive in time."""
-        import pyarrow as pa
-        from confluent_kafka import Consumer
-
-        per_partition = {"queued.min.messages": max(_QUEUED // max(len(ranges), 1), 1000)}
-        required = _REQUIRED | {"auto.offset.reset": "earliest" if self.skips_lost else "error"}
-        consumer: Any = make_client(Consumer, {**_DEFAULTS, **per_partition, **self.settings, **required})
+        consumer = self.connect(len(ranges))
         try:
-            for records in RangeConsumer(consumer, ranges):
-                arrays = [records.column(name) for name in self.columns]
-                decoded = self.decoder.decode(arrays[self.columns.index("value")])
-                yield pa.RecordBatch.from_arrays([*arrays, decoded], names=[*self.columns, DECODED])
+            yield from self.read_with(consumer, ranges)
         finally:
             consumer.close()
+
+    def connect(self, partitions: int) -> Any:
+        """Return a consumer. `partitions`: the expected number of partitions, which share its queue."""
+        from confluent_kafka import Consumer
+
+        per_partition = {"queued.min.messages": max(_QUEUED // max(partitions, 1), 1000)}
+        required = _REQUIRED | {"auto.offset.reset": "earliest" if self.skips_lost else "error"}
+        return make_client(Consumer, {**_DEFAULTS, **per_partition, **self.settings, **required})
+
+    def read_with(self, consumer: Any, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        """Yield the records of the ranges like `read`, with a given consumer."""
+        import pyarrow as pa
+
+        for records in RangeConsumer(consumer, ranges):
+            columns = {name: records.column(name) for name in self.columns}
+            if self.decoder is not None:
+                columns[DECODED] = self.decoder.decode(columns["value"])
+            yield pa.RecordBatch.from_pydict(columns)
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,8 @@ class RangeConsumer:
         self._consumer.assign([TopicPartition(r.topic, r.partition, r.since) for r in self._ranges])
         quiet_since = time.monotonic()
         while self._waiting:
-            received = self._consumer.consume(_PER_CALL, timeout=_PER_CALL_S)
+            expected = sum(int(self._until[n] - self._expected[n]) for n in self._waiting)
+            received = self._consumer.consume(min(expected, _PER_CALL), timeout=_PER_CALL_S)
             messages = [m for m in received if m.error() is None]
             if len(messages) < len(received):
                 self._end_ranges(self._end_of(m) for m in received if m.error() is not None)
@@ -264,6 +278,17 @@ def read_records(
         with_headers: Whether to return the column `headers`.
         skips_lost: Whether to continue at the next record if records no longer exist.
     """
+    from pyspark.sql.types import StructField, StructType
+
+    columns = record_columns(with_headers)
+    schema = StructType([*columns.fields, StructField(DECODED, decoder.spark_type)])
+    reader = RecordReader(client, columns.names, decoder.decoder, skips_lost)
+    shares = split_ranges(ranges, spark_connect_support.count_task_slots(session))
+    return session.range(0, len(shares), 1, len(shares)).mapInArrow(partial(_read_shares, reader, shares), schema)
+
+
+def record_columns(with_headers: bool) -> StructType:
+    """Return the columns of Spark's Kafka reader."""
     from pyspark.sql import types as T  # noqa: N812
 
     header = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
@@ -275,15 +300,13 @@ def read_records(
         "offset": T.LongType(),
         "timestamp": T.TimestampType(),
     } | ({"headers": T.ArrayType(header)} if with_headers else {})
-    schema = T.StructType([T.StructField(n, t) for n, t in (types | {DECODED: decoder.spark_type}).items()])
-    reader = RecordReader(client, list(types), decoder.decoder, skips_lost)
-    shares = split_ranges(ranges, spark_connect_support.count_task_slots(session))
-    return session.range(0, len(shares), 1, len(shares)).mapInArrow(partial(_read_shares, reader, shares), schema)
+    return T.StructType([T.StructField(name, type_) for name, type_ in types.items()])
 
 
 def _read_shares(
     reader: RecordReader, shares: Sequence[Sequence[OffsetRange]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    request_input()
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from reader.read(shares[number])

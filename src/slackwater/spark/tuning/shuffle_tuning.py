@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slackwater.connectors.source import Batch
+from slackwater.connectors.source import FEW_ROWS, Batch
 from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import operator_input
@@ -71,9 +71,6 @@ class PreaggregationPolicy:
 # -- epochs with few rows ------------------------------------------------------------------------------------------------
 
 
-FEW_ROWS = 10_000  # an estimate; measured with 2,500 rows
-
-
 @dataclass
 class OneTaskPolicy:
     """Policy that decides for each epoch of one engine whether one task reads the rows and processes all shards.
@@ -81,24 +78,29 @@ class OneTaskPolicy:
     It assumes that the SQL returns as many rows per source row as in the previous epoch.
     """
 
-    _rows_per_source_row: float = 1.0
+    _rows_per_source_row: float | None = None  # None before the first epoch with rows
+
+    @property
+    def knows_result_size(self) -> bool:
+        """Return whether an epoch has shown how many rows the SQL returns per source row."""
+        return self._rows_per_source_row is not None
 
     def applies(self, batch: Batch) -> bool:
         """Return whether an epoch has so few rows that one task is enough.
 
         The number of rows must be known before they are read, as it is for records in Kafka and for results of other stages.
         """
-        source_rows = _count_source_rows(batch)
-        few = source_rows is not None and source_rows * max(1.0, self._rows_per_source_row) <= FEW_ROWS
+        source_rows = count_source_rows(batch)
+        few = source_rows is not None and source_rows * max(1.0, self._rows_per_source_row or 0.0) <= FEW_ROWS
         return few and is_enabled("one_task")
 
     def observe(self, batch: Batch, reports: Sequence[IngestReport]) -> None:
         """Count the rows of an epoch. `reports`: the reports of all shards."""
-        if source_rows := _count_source_rows(batch):
+        if source_rows := count_source_rows(batch):
             self._rows_per_source_row = sum(r.rows for r in reports) / source_rows
 
 
-def _count_source_rows(batch: Batch) -> int | None:
+def count_source_rows(batch: Batch) -> int | None:
     """Return the number of rows in a batch, or None if it is not known yet."""
     counts = dict(batch.stage_rows) | {name: sum(rows.values()) for name, rows in batch.partitions.items()}
     return sum(counts[name] for name in batch.payload) if batch.payload.keys() <= counts.keys() else None

@@ -43,6 +43,7 @@ _TOPICS = "struct(_topic, _partition, _offset)"  # the location of a record in o
 MIN_PARTITIONS, MIN_COMPARISONS = 128, 25_000_000
 _OFFSET_BITS = 44  # the lower bits of a record's location contain the offset, and the higher bits the partition
 
+Observe = Callable[["DataFrame", Sequence[Any]], tuple["DataFrame", Any]]
 Facts = Mapping[str, Any]  # the statistics of a source, by the names of the aggregates in `build_statistics_columns`
 
 
@@ -250,7 +251,7 @@ class SourceStatisticsCollector:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(thread_name_prefix="slackwater-stats"))
 
     def attach(
-        self, name: str, timed: DataFrame, aggregates: Sequence[Any], facts: Facts | None = None
+        self, name: str, timed: DataFrame, aggregates: Sequence[Any], observe: Observe, facts: Facts | None = None
     ) -> tuple[DataFrame, PendingStatistics]:
         """Return the rows to process, possibly with an observation attached, and a handle to their statistics.
 
@@ -258,6 +259,7 @@ class SourceStatisticsCollector:
             name: The name of the source.
             timed: The rows of the source.
             aggregates: The aggregates to compute over the rows.
+            observe: A function that adds an observation of aggregates to rows. It returns the rows and the observation.
             facts: The statistics, if they are already available, in which case nothing is computed.
         """
         if facts is not None:
@@ -265,8 +267,8 @@ class SourceStatisticsCollector:
         is_separate = self._rows.get(name, 0) >= MANY_ROWS and is_columnar_source(timed)
         if is_separate and is_enabled("statistics"):
             return timed, PendingStatistics(name, self._pool.submit(_collect, timed, aggregates))
-        observed = spark_connect_support.new_observation(timed)
-        return timed.observe(observed, *aggregates), PendingStatistics(name, observed)
+        observed_rows, observation = observe(timed, aggregates)
+        return observed_rows, PendingStatistics(name, observation)
 
     def record_rows(self, name: str, rows: int) -> None:
         self._rows[name] = rows

@@ -122,19 +122,19 @@ def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> Non
             )
     for column in ("__start", "__last", "__due", "__end", "__ts"):
         if column in frame.columns and frame.schema[column] == pl.Int64():
-            beyond = frame.filter(pl.col(column).abs() >= _FAR)
-            if beyond.height:
+            limits: tuple[Any, Any] = frame[column].min(), frame[column].max()  # both are None without a value
+            if limits[0] is not None and (limits[0] <= -_FAR or limits[1] >= _FAR):
+                beyond = frame.filter((pl.col(column) <= -_FAR) | (pl.col(column) >= _FAR))
                 raise StateError(
                     f'state could not be read: found a time out of range in column "{names.get(column, column)}" of '
                     f"{plural(beyond.height, 'row')} of table {table}, expected a time within 2^62 microseconds of "
                     f"1970; {_WAYS}",
                     Topic.STATE_TABLE_CHANGED,
                 )
-    if "__kind" in frame.columns:
+    if "__kind" in frame.columns and set(frame["__kind"].unique()) - {*_KINDS, None}:
         unknown = frame.filter(~pl.col("__kind").is_in(list(_KINDS)))
-        if unknown.height:
-            raise StateError(
-                f"state could not be read: found {plural(unknown.height, 'row')} of an unknown kind in table {table}, "
-                f"expected one of the kinds {', '.join(map(str, sorted(_KINDS)))}; {_WAYS}",
-                Topic.STATE_TABLE_CHANGED,
-            )
+        raise StateError(
+            f"state could not be read: found {plural(unknown.height, 'row')} of an unknown kind in table {table}, "
+            f"expected one of the kinds {', '.join(map(str, sorted(_KINDS)))}; {_WAYS}",
+            Topic.STATE_TABLE_CHANGED,
+        )
