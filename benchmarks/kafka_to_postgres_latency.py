@@ -228,12 +228,17 @@ def _wait_for_fresh_results(url: str, pipeline: subprocess.Popen[bytes]) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka_to_postgres_latency", description=__doc__)
-    parser.add_argument("--rates", type=int, nargs="*", default=[LATENCY_ROWS_PER_S], help="records per second")
+    parser.add_argument("--rates", type=int, nargs="+", default=[LATENCY_ROWS_PER_S], help="records per second")
     parser.add_argument("--kills", type=int, default=0, help="how often to kill the pipeline")
     options = parser.parse_args()
-    print(f"load {os.getloadavg()[0]:.1f}")
-    for rate in options.rates:
-        print(json.dumps(measure_kafka_to_postgres_latency(rate)), flush=True)
+    print(f"load {os.getloadavg()[0]:.1f}", flush=True)
+    if len(options.rates) > 1:  # Spark keeps consumers of the previous broker, so each rate needs its own process
+        for rate in options.rates:
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.kafka_to_postgres_latency", "--rates", str(rate)], check=True
+            )
+    else:
+        print(json.dumps(measure_kafka_to_postgres_latency(options.rates[0])), flush=True)
     if options.kills:
         seconds = measure_recovery_from_kills(options.kills)
         print(f"seconds until results are fresh after a kill: {', '.join(f'{s:.1f}' for s in seconds)}")

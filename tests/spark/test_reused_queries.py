@@ -1,8 +1,8 @@
-"""Small epochs reuse the query of an earlier epoch, with the results of new queries, whatever each epoch contains.
+"""Reused queries return the results of new queries, whatever each small epoch contains.
 
-one run over two topics   e0        e1          e2            e3         e4             …
-records                   of both   of one      far future    many       of one part
-query                     new       new         new, limited  shuffled   new or reused  …
+one run over two topics   e0        e1          e2                        e3         e4        …
+records                   of both   of one      one in the far future     many       of both
+query                     new       new         new, with a time limit    shuffled   reused    …
 """
 
 from __future__ import annotations
@@ -21,18 +21,38 @@ import slackwater as sw
 from slackwater.connectors.kafka import epoch_reader
 from slackwater.errors import EpochError
 from slackwater.spark import engine, epoch_query, worker_tasks
-from slackwater.spark.epoch_query import EpochQueryBuilder
+from slackwater.spark.epoch_query import EpochQuery, EpochQueryBuilder
 from slackwater.spark.tuning import shuffle_tuning, source_statistics
 from slackwater.tuning_switches import VARIABLE
 
 pytestmark = pytest.mark.spark
 
 PARTITIONS, FEW = 2, 30
-YEARS_S = 3600 * 24 * 365 * 40  # from the records to the far future
+FAR_FUTURE_S = 3600 * 24 * 365 * 40
+
+
+def count_queries(monkeypatch: pytest.MonkeyPatch) -> tuple[list[EpochQuery], list[EpochQuery]]:
+    """Return two lists to which collected queries are appended: when they are built, and whenever they run."""
+    build, collect = EpochQueryBuilder.build, EpochQuery.collect_rows
+    built, runs = list[EpochQuery](), list[EpochQuery]()
+
+    def build_and_record(*arguments: Any) -> EpochQuery:
+        query = build(*arguments)
+        if query.observer is not None:
+            built.append(query)
+        return query
+
+    def collect_and_record(query: EpochQuery) -> pl.DataFrame:
+        runs.append(query)
+        return collect(query)
+
+    monkeypatch.setattr(EpochQueryBuilder, "build", build_and_record)
+    monkeypatch.setattr(EpochQuery, "collect_rows", collect_and_record)
+    return built, runs
 
 
 class RandomEpochs:
-    """Sends the records of random epochs to two topics, and waits after each until the pipeline has read them."""
+    """Sends the records of random epochs to two topics."""
 
     def __init__(self, topics: list[Topic], seed: int) -> None:
         self.topics, self.random, self.sent = topics, random.Random(seed), 0
@@ -48,7 +68,7 @@ class RandomEpochs:
                 rows += [b"{broken"] if has_bad else []
                 topic.send_rows(*rows, second=draw.uniform(0, 600), partition=partition)
                 if has_future:
-                    topic.send_rows({"user": "u1", "amount": 1}, second=YEARS_S, partition=partition)
+                    topic.send_rows({"user": "u1", "amount": 1}, second=FAR_FUTURE_S, partition=partition)
                 self.sent += len(rows) + has_future
 
 
@@ -75,14 +95,7 @@ def test_random_epochs_give_the_results_of_new_queries(
     monkeypatch.setattr(shuffle_tuning, "FEW_ROWS", FEW)
     topics = [topic_factory(PARTITIONS), topic_factory(PARTITIONS)]
     epochs, stop, failures = RandomEpochs(topics, seed), threading.Event(), list[BaseException]()
-    build, built = EpochQueryBuilder.build, list[bool]()
-
-    def count_and_build(*arguments: Any) -> Any:
-        query = build(*arguments)
-        built.append(query.is_one_task)
-        return query
-
-    monkeypatch.setattr(EpochQueryBuilder, "build", count_and_build)
+    built, runs = count_queries(monkeypatch)
 
     def send() -> None:
         try:
@@ -100,8 +113,7 @@ def test_random_epochs_give_the_results_of_new_queries(
     sending.join()
     assert not failures, failures
     counters = runner.statuses[-1].counters
-    ran = runner.statuses[-1].epoch
-    assert sum(built) < ran, "no query was reused"
+    assert len(built) < len(runs), "no query was reused"
     runner.run_pipeline(**build_settings(topics))
     with_reuse = to_count_rows(runner.read_output())
 
@@ -122,26 +134,26 @@ def test_random_epochs_give_the_results_of_new_queries(
 def test_rows_of_records_with_many_bytes_are_not_collected(
     runner: SparkPipelineRunner, topic_factory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of the driver must suffice for any records. A worker reports too many bytes before they are collected."""
+    """Large records must not exhaust the memory of the driver. A worker stops reading when they have too many bytes."""
     events = topic_factory()
     events.send_rows(*[{"user": "a", "amount": n, "more": "x" * 1000} for n in range(40)], second=1)
     events.send_rows(*[{"user": "a", "amount": n} for n in range(40)], second=61)
     monkeypatch.setattr(epoch_query, "MOST_COLLECTED_BYTES", 12_000)
-    collect, collected = worker_tasks.ingest_in_threads, list[int]()
+    ingest, collected = worker_tasks.ingest_in_driver, list[int]()
     monkeypatch.setattr(
-        engine, "ingest_in_threads", lambda tasks, rows: collected.append(rows.height) or collect(tasks, rows)
+        engine, "ingest_in_driver", lambda tasks, rows: collected.append(rows.height) or ingest(tasks, rows)
     )
-    less, limits = EpochQueryBuilder.collect_less, list[int]()
+    less, limits = EpochQueryBuilder.halve_collection_limit, list[int]()
 
     def record_limit(builder: EpochQueryBuilder, batch: Any) -> None:
         less(builder, batch)
-        limits.append(builder.most_collected)
+        limits.append(builder.max_collected_records)
 
-    monkeypatch.setattr(EpochQueryBuilder, "collect_less", record_limit)
+    monkeypatch.setattr(EpochQueryBuilder, "halve_collection_limit", record_limit)
     frame = runner.run_pipeline(source=events.source(max_offsets_per_trigger=20), window=minute_window())
     assert to_count_rows(frame) == [("a", 40, 780), ("a", 40, 780)]
-    assert limits == [10], "the first epoch is run again"
-    assert collected == [], "all epochs have more than ten records"
+    assert limits == [10], "the first epoch did not run again with a lower limit"
+    assert collected == [], "an epoch with more than ten records was collected"
     monkeypatch.setattr(epoch_query, "MOST_COLLECTED_BYTES", 1 << 20)
     again = runner.run_pipeline(
         name="again", source=events.source(max_offsets_per_trigger=20), window=minute_window(),
@@ -151,10 +163,10 @@ def test_rows_of_records_with_many_bytes_are_not_collected(
     assert len(collected) >= 4
 
 
-def test_query_is_not_reused_if_a_separate_job_finds_the_newest_times(
+def test_small_epoch_after_one_with_a_separate_job_for_the_newest_times(
     runner: SparkPipelineRunner, topic_factory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of rows decides whether a separate job runs, even if the partitions are the same."""
+    """The number of rows decides whether a separate job runs, even if the partitions are the same. Epochs: 20, 20 and 4 rows."""
     monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 2)
     monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 20)
     events = topic_factory(2)
@@ -204,3 +216,32 @@ def test_error_of_user_code_is_reported_in_one_line(
         messages.append(str(caught.value))
     assert messages[0] == f"the epoch failed and was not committed: {error}: first"
     assert error == "SystemExit" or messages[1] == messages[0], "a worker that exits cannot report a reason"
+
+
+@pytest.mark.parametrize(
+    ("sql", "is_reused"),
+    [
+        ("SELECT user, amount, _event_ts FROM source WHERE amount > 1", True),
+        ("SELECT user, amount, _event_ts FROM source LATERAL VIEW explode(array(1, 2)) AS copy", True),
+        ("SELECT /*+ REPARTITION(2) */ user, amount, _event_ts FROM source", False),
+        ("SELECT user, amount, _event_ts FROM source DISTRIBUTE BY user", False),
+        ("SELECT s.user, s.amount, s._event_ts FROM source s JOIN VALUES ('a') AS v(user) USING (user)", False),
+    ],
+)
+def test_plan_with_an_exchange_is_not_reused(
+    runner: SparkPipelineRunner, topic_factory: Make, monkeypatch: pytest.MonkeyPatch, sql: str, is_reused: bool
+) -> None:
+    """Spark keeps the rows of a shuffle or a broadcast with the plan, so a second run would return the same rows."""
+    events = topic_factory()
+    for n in range(30):
+        events.send_rows({"user": "ab"[n % 2], "amount": n}, second=n)
+    built, runs = count_queries(monkeypatch)
+    settings = {"source": events.source(max_offsets_per_trigger=5), "transform_sql": sql, "window": minute_window()}
+    with_reuse = runner.run_pipeline(**settings)
+    assert (len(built) < len(runs)) == is_reused
+    assert len(runs) == 5, "the first epoch with SQL is not collected"
+    monkeypatch.setenv(VARIABLE, "query_reuse,one_task,kafka_workers")
+    again = {"name": "again", "target_path": str(runner.home / "again")}
+    runner.run_pipeline(**settings, **again)
+    assert with_reuse.height
+    assert to_count_rows(with_reuse) == to_count_rows(runner.read_output("again"))

@@ -16,7 +16,7 @@ from slackwater.connectors.kafka import worker_reader
 from slackwater.connectors.payloads import json_payload
 from slackwater.connectors.payloads.json_payload import JsonPayload
 from slackwater.connectors.source import Batch
-from slackwater.connectors.spark_worker_socket import request_input
+from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.operators.reports import IngestReport
 from slackwater.spark.epoch_query import EpochQueryBuilder
 from slackwater.spark.sessions import jvm_launch
@@ -86,13 +86,13 @@ def runs_shards_in_this_process() -> bool:
     local_spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
     rows: Any = SimpleNamespace(session=local_spark, pipeline=SimpleNamespace(lookups=(), sources=()))
     always = SimpleNamespace(applies=lambda batch: True, knows_result_size=True)
-    return EpochQueryBuilder(rows, None, one_task=always)._runs_in_this_process(ONE_RECORD)  # type: ignore[arg-type]
+    return EpochQueryBuilder(rows, None, one_task=always)._is_collected(ONE_RECORD)  # type: ignore[arg-type]
 
 
 def acknowledges_the_task() -> bool:
     with open_loopback_connection() as (spark, worker):
         make_interactive(spark, worker)
-        request_input()
+        send_acknowledgments()
         return acknowledges_at_once(worker)
 
 

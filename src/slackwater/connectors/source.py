@@ -57,7 +57,7 @@ class SourceBatch:
     # for files: returns the names of files by fingerprint; see `connectors.files.source.make_file_namer`
     name_files: Callable[[int], str | None] | None = None
     column_stats: Callable[[str], ColumnStats | None] | None = None  # reads no rows
-    is_reused: bool = False  # whether `frame` is the DataFrame of an earlier batch, which now reads other rows
+    is_shared: bool = False  # whether batches share `frame`, which reads other rows in each batch
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
-    reused: frozenset[str] = frozenset()  # the sources whose DataFrame several batches share, see SourceBatch
+    shared: frozenset[str] = frozenset()  # the sources whose DataFrame batches share, see SourceBatch
     stage_rows: Mapping[str, int] = field(default_factory=dict)  # the stages in `payload`, with their row counts
     replayed: ReplayRecord | None = None  # set if the batch contains dead letters, which do not advance clocks
     began: float | None = None  # when planning began, in monotonic seconds; None if it began with the epoch
@@ -116,7 +116,7 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
         {name: part.lost for name, part in batches.items() if part.lost},
         {name: part.name_files for name, part in batches.items() if part.name_files},
         {name: part.column_stats for name, part in batches.items() if part.column_stats},
-        frozenset(name for name, part in batches.items() if part.is_reused),
+        frozenset(name for name, part in batches.items() if part.is_shared),
         began=began,
     )
 

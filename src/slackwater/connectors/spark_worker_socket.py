@@ -7,7 +7,7 @@ by 40 ms, in case an answer can carry it:
     Spark    ── what to run ──▶                                ── input ──▶
     worker                     waits for input … 40 ms … ACK ─▶
 
-`request_input` acknowledges the first part at once.
+`send_acknowledgments` makes Linux send the acknowledgment at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from slackwater.tuning_switches import is_enabled
 
 
-def request_input() -> None:
-    """Acknowledge all data that this worker has received. To be called before a task reads its input."""
+def send_acknowledgments() -> None:
+    """Make Linux send pending TCP acknowledgments at once. Call this function before a task reads its input."""
     if not hasattr(socket, "TCP_QUICKACK") or not is_enabled("quick_ack"):  # only Linux has it
         return
     for number in _list_sockets(os.getpid()):

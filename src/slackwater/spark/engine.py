@@ -7,8 +7,8 @@ If some event times in a batch are in the far future, the batch is processed a s
 bad. Bad rows, rows that cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead
 letters.
 
-If an epoch is small and Spark runs on this machine, the query of an earlier epoch is reused, and threads of this
-process run the shards.
+If an epoch is small and Spark runs in local mode, the query of an earlier epoch runs again, and threads of the driver
+run the shards (`spark.epoch_query`).
 
 If the new watermark is known before the rows are read, the tasks also emit. Otherwise, `emit` runs a second set of
 tasks: in threads of this process if Spark runs on this machine, or else as another job.
@@ -62,10 +62,10 @@ from slackwater.spark.worker_tasks import (
     Task,
     count_task,
     emit_task,
-    ingest_in_threads,
+    ingest_in_driver,
     ingest_task,
     ingest_task_for_all_shards,
-    run_in_threads,
+    run_in_driver,
     run_on_partitions,
 )
 from slackwater.tuning_switches import is_enabled
@@ -131,11 +131,13 @@ class SparkEngine:
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Run the job of an epoch. If it reads event times in the far future, run it again and treat those rows as bad.
+        """Run the query of an epoch and its shards.
+
+        If the records have too many bytes to be collected, the epoch runs again in the workers. If event times are in the
+        far future, it runs again with those rows as bad. No commit references the files that an earlier run staged.
 
         The plan of the first run has no upper limit for event times. The limit changes with every epoch, and Spark
-        compiles literals into generated code, so Spark would compile the code again in every epoch. If there is a
-        second run, no commit references the files that the first run staged.
+        compiles literals into generated code, so Spark would compile the code again in every epoch.
 
         Args:
             batch: The batch of the epoch.
@@ -147,16 +149,16 @@ class SparkEngine:
         self.hints.start_counting(batch.payload)
         latest = self.rows.latest_allowed_us(clock_us)
         facts = self._facts_before_read(batch, clock_us)
-        query = self.queries.query(batch, tasks, clock_us, idle, facts)
+        query = self.queries.get_or_build(batch, tasks, clock_us, idle, facts)
         try:
             outcome = self._run_query(query, batch, tasks)
         except TooManyBytesError:
-            self.queries.collect_less(batch)
-            query = self.queries.query(batch, tasks, clock_us, idle, facts)
+            self.queries.halve_collection_limit(batch)
+            query = self.queries.get_or_build(batch, tasks, clock_us, idle, facts)
             outcome = self._run_query(query, batch, tasks)
         newest = [s.max_event_us for n, s in outcome.sources.items() if not self.rows.is_stage_output(n)]
         if any(us is not None and us > latest for us in newest):
-            query = self.queries.query_with_limit(batch, tasks, clock_us, idle, latest)
+            query = self.queries.build_with_time_limit(batch, tasks, clock_us, idle, latest)
             outcome = self._run_query(query, batch, tasks)
         outcome = self.hints.add_time_unit_hints(outcome, batch, clock_us)
         return RejectedRowHandler(self.rows).with_dead_letters(query.read, outcome, tasks)
@@ -193,8 +195,8 @@ class SparkEngine:
 
     def _run_shards(self, query: EpochQuery, batch: Batch, tasks: Sequence[ShardTask]) -> list[IngestReport]:
         """Run the query of an epoch and the tasks of the shards, and return their reports."""
-        if query.plan_observations is not None:
-            reports = ingest_in_threads(tasks, query.collect_rows())
+        if query.observer is not None:  # the driver collects the rows
+            reports = ingest_in_driver(tasks, query.collect_rows())
         else:
             task = ingest_task_for_all_shards(tasks) if query.is_one_task else ingest_task(tasks)
             answers = run_on_partitions(query.rows, query.columns, task, self.rows.expressions, self.batch_sizer)
@@ -288,7 +290,7 @@ class SparkEngine:
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         if spark_connect_support.is_local_spark(self.session):  # threads of this process, without the overhead of a job
-            return run_in_threads(self.logic, tasks, lambda task: task.operator.emit(task))
+            return run_in_driver(self.logic, tasks, lambda task: task.operator.emit(task))
         return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(tasks))]
 
     def count(self, tasks: Sequence[ShardTask], shard_count: ShardCount) -> Mapping[int, int]:

@@ -1,13 +1,15 @@
-"""Build the query of an epoch, and reuse it in later epochs if they are small, so that Spark plans it only once.
+"""Build the query of an epoch, or run the query of an earlier epoch again, so that Spark need not plan it.
 
-    large epochs    rows of sources ─▶ event time ─▶ SQL ─▶ shuffle by shard       a new query, run by Spark's workers
-    small epochs    the same, with the number of the shard, without a shuffle      run again with other records
+    shuffled     rows of sources ─▶ event time ─▶ SQL ─▶ shuffle by shard     a task for each shard
+    one task     the same, with the number of the shard, without a shuffle    one task for all shards
+    collected    the same                                                     threads of the driver run the shards
+    reused       the same, run again                                          its sources read other records in each epoch
 
-A source says whether its DataFrame reads other records in each epoch (`SourceBatch.is_reused`). All else that a query depends
+A source says whether its DataFrame reads other records in each epoch (`SourceBatch.is_shared`). All else that a query depends
 on is part of its key. The SQL of a pipeline is deterministic, so it does not matter when Spark planned it.
 
-Only a query without a shuffle can run again, because Spark keeps the rows of a shuffle. Its rows are collected, and threads of
-this process run the shards: a worker would need the tasks of the shards, which change with each epoch, as part of the query.
+The plan of a reused query has no shuffle, broadcast or table, because Spark would return the rows of the first run. The driver
+runs the shards: their tasks change with each epoch, and a worker would need them as part of the query.
 """
 
 from __future__ import annotations
@@ -43,17 +45,18 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame
 
-_MAX_QUERIES = 8  # a query changes if partitions become idle or active again, or if only some sources have rows
-
+_MAX_QUERIES = 8  # another query is needed if partitions become idle or active, or if only some sources have rows
 _END_OF_TIME_US = 2**63 - 1
 MOST_COLLECTED_BYTES = 32 << 20  # of the records of a source; the rows may have a few times as many bytes
+_EXCHANGES = "org.apache.spark.sql.execution.exchange."
+_REREAD_LEAVES = ("org.apache.spark.sql.execution.RangeExec",)
 
 
 # -- metrics of a query ------------------------------------------------------------------------------------------------
 
 
-class QueryObservations:
-    """Creates observations with PySpark's `Observation`, which returns the result of the first run of a query."""
+class OneTimeObserver:
+    """Observes queries with PySpark's `Observation`, which returns the result of the first run of a query."""
 
     def observe(self, rows: DataFrame, aggregates: Sequence[Any]) -> tuple[DataFrame, Any]:
         """Return `rows` with an observation, and the handle whose attribute `get` contains its result."""
@@ -61,8 +64,8 @@ class QueryObservations:
         return rows.observe(observation, *aggregates), observation
 
 
-class PlanObservations(QueryObservations):
-    """Creates observations whose results are read from the plan of a query after each run. Not for Spark Connect."""
+class RepeatableObserver(OneTimeObserver):
+    """Observes queries that run several times, by reading results from their plans. Not for Spark Connect."""
 
     def __init__(self) -> None:
         self._results: dict[str, Mapping[str, Any]] = {}
@@ -71,7 +74,7 @@ class PlanObservations(QueryObservations):
     def observe(self, rows: DataFrame, aggregates: Sequence[Any]) -> tuple[DataFrame, Any]:
         self._count += 1
         name = _observation_name(self._count)
-        return rows.observe(name, *aggregates), PlanObservation(name, self._results)
+        return rows.observe(name, *aggregates), RepeatableObservation(name, self._results)
 
     def read_results(self, query: DataFrame) -> None:
         """Read the results of the last run of a query."""
@@ -90,7 +93,7 @@ def _observation_name(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class PlanObservation:
+class RepeatableObservation:
     """An observation whose result is in `results`, by its name, after each run of its query."""
 
     name: str
@@ -98,7 +101,24 @@ class PlanObservation:
 
     @property
     def get(self) -> Mapping[str, Any]:
+        """Return the metrics of the last run, like the property of PySpark's `Observation`."""
         return self.results[self.name]
+
+
+def can_run_again(query: DataFrame) -> bool:
+    """Return whether each run of a query reads its sources again.
+
+    Spark keeps the result of an exchange (a shuffle or a broadcast) and the files of a table with the plan. The plan of a shared
+    DataFrame reads a range of one number.
+    """
+    plans, to_visit = list[Any](), [query._jdf.queryExecution().executedPlan()]
+    while to_visit:
+        plan = to_visit.pop()
+        plans.append(plan)
+        to_visit += [group.apply(n) for group in (plan.children(), plan.subqueries()) for n in range(group.size())]
+    kinds = [(plan.getClass().getName(), plan.children().size()) for plan in plans]
+    has_exchange = any(name.startswith(_EXCHANGES) for name, _ in kinds)
+    return not has_exchange and all(children or name in _REREAD_LEAVES for name, children in kinds)
 
 
 # -- queries -----------------------------------------------------------------------------------------------------------
@@ -116,7 +136,7 @@ class EpochQuery:
         statistics: The statistics of each source.
         unstorable: For each source, the observations that count its unstorable rows.
         is_one_task: Whether one task has the rows of all shards.
-        plan_observations: The observations of a query whose shards run in this process; None for other queries.
+        observer: The observer of a query whose rows the driver collects. None for other queries.
     """
 
     read: TimedRows
@@ -126,10 +146,10 @@ class EpochQuery:
     statistics: Mapping[str, PendingStatistics]
     unstorable: Mapping[str, Sequence[Any]]
     is_one_task: bool
-    plan_observations: PlanObservations | None
+    observer: RepeatableObserver | None
 
     def collect_rows(self) -> pl.DataFrame:
-        """Run the query, and return its rows, without columns if there are none.
+        """Run the query, and return its rows. An empty result has no columns.
 
         Raises:
             TooManyBytesError: The records of a source have more than MOST_COLLECTED_BYTES.
@@ -138,14 +158,14 @@ class EpochQuery:
         import polars as pl
         import pyarrow as pa
 
-        assert self.plan_observations is not None
+        assert self.observer is not None
         rows: Any = self.rows
         context = rows.sparkSession.sparkContext
         context.setLocalProperty(MOST_BYTES_PROPERTY, str(MOST_COLLECTED_BYTES))
         try:
-            # unlike `toArrow`, without a cast to the nullability in the schema, which differs from that in the plan
+            # `toArrow` would cast to the nullability of the schema, which differs from that of the plan
             batches = rows._collect_as_arrow()
-            self.plan_observations.read_results(rows)
+            self.observer.read_results(rows)
         except Exception as error:
             if TooManyBytesError.__name__ in str(error):
                 raise TooManyBytesError from None
@@ -168,7 +188,7 @@ class EpochQueryBuilder:
         preaggregation: The policy that decides whether rows are pre-aggregated.
         one_task: The policy that decides whether one task has the rows of all shards. A pipeline with lookups never uses
             one task, because the task would also join all rows of the lookups.
-        most_collected: The largest number of records of an epoch whose rows are collected.
+        max_collected_records: The largest number of records of an epoch whose rows are collected.
     """
 
     rows: RowQueryBuilder
@@ -176,11 +196,12 @@ class EpochQueryBuilder:
     statistics: SourceStatisticsCollector = field(default_factory=SourceStatisticsCollector)
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
     one_task: OneTaskPolicy = field(default_factory=OneTaskPolicy)
-    most_collected: int = FEW_ROWS
+    max_collected_records: int = FEW_ROWS
     # each query by its key, with the objects whose ids the key contains: an id is unique as long as the object exists
     _reusable: OrderedDict[Hashable, tuple[EpochQuery, list[Any]]] = field(default_factory=OrderedDict)
+    _runs_once: bool = False  # whether the SQL has a plan that cannot run again
 
-    def query(
+    def get_or_build(
         self,
         batch: Batch,
         tasks: Sequence[ShardTask],
@@ -188,7 +209,7 @@ class EpochQueryBuilder:
         idle: Mapping[str, Sequence[str]],
         known_facts: Mapping[str, Facts],
     ) -> EpochQuery:
-        """Return the query of an epoch, which an earlier epoch may have built.
+        """Return the query of an epoch, which may be the query of an earlier epoch.
 
         Args:
             batch: The batch of the epoch.
@@ -198,8 +219,12 @@ class EpochQueryBuilder:
             known_facts: The statistics that are available before rows are read, by source.
         """
         frames: Mapping[str, DataFrame] = batch.payload
-        if not self._is_reusable(batch):
+
+        def build() -> EpochQuery:
             return self.build(self._timed_rows(batch, tasks, clock_us, None, idle), batch, tasks, known_facts)
+
+        if not self._is_reusable(batch):
+            return build()
         objects = [tasks[0].operator, *frames.values()]
         key = (
             tuple(frames),
@@ -210,39 +235,48 @@ class EpochQueryBuilder:
             (len(tasks), tasks[0].capacity, 0 in tasks[0].idle_sources),
         )
         if key not in self._reusable:
-            query = self.build(self._timed_rows(batch, tasks, clock_us, None, idle), batch, tasks, known_facts)
+            query = build()
+            if not can_run_again(query.rows):
+                self._runs_once = True
+                return query
             self._reusable[key] = query, objects
             if len(self._reusable) > _MAX_QUERIES:
                 self._reusable.popitem(last=False)
         self._reusable.move_to_end(key)
         return self._reusable[key][0]
 
-    def query_with_limit(
+    def build_with_time_limit(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]], latest: int
     ) -> EpochQuery:
-        """Return a query for which rows after `latest` (in microseconds) are bad. See `query` for the other arguments."""
+        """Return a query for which rows after `latest` (in microseconds) are bad. See `get_or_build` for the other arguments."""
         return self.build(self._timed_rows(batch, tasks, clock_us, latest, idle), batch, tasks, {})
 
     def _is_reusable(self, batch: Batch) -> bool:
-        """Return whether the query of an epoch reads all that changes with each epoch from a reused DataFrame."""
+        """Return whether later epochs may run the query of this epoch again."""
         has_clock = sql_analysis.CLOCK in self.rows.times.values()
-        return self._runs_in_this_process(batch) and batch.payload.keys() <= batch.reused and not has_clock
+        reads_shared_frames = batch.payload.keys() <= batch.shared
+        return self._is_collected(batch) and reads_shared_frames and not has_clock and not self._runs_once
 
-    def _runs_in_this_process(self, batch: Batch) -> bool:
-        """Return whether the rows of an epoch are collected. Until an epoch has run, its SQL may return any number of rows."""
+    def _is_collected(self, batch: Batch) -> bool:
+        """Return whether the driver collects the rows of an epoch and runs its shards.
+
+        The rows must have few bytes, as those of shared DataFrames and of stages do. Before the first epoch, it is unknown how
+        many rows the SQL returns per record.
+        """
         is_local = spark_connect_support.is_local_spark(self.rows.session)
-        is_small = self._has_one_task(batch) and (count_source_rows(batch) or 0) <= self.most_collected
-        has_known_size = self.one_task.knows_result_size or not self._has_sql
-        return is_local and is_small and has_known_size and is_enabled("query_reuse")
+        is_small = self._has_one_task(batch) and (count_source_rows(batch) or 0) <= self.max_collected_records
+        has_few_bytes = batch.payload.keys() <= batch.shared | batch.stage_rows.keys()
+        has_few_results = self.one_task.knows_result_size or not self._has_sql
+        return is_local and is_small and has_few_bytes and has_few_results and is_enabled("query_reuse")
 
     @cached_property
     def _has_sql(self) -> bool:
         pipeline = self.rows.pipeline
         return any(pipeline.sql_chain(path) for s in pipeline.sources for path in pipeline.input_paths_from(s.name))
 
-    def collect_less(self, batch: Batch) -> None:
-        """Collect the rows of later epochs only if they have at most half as many records as this one."""
-        self.most_collected = (count_source_rows(batch) or 0) // 2
+    def halve_collection_limit(self, batch: Batch) -> None:
+        """Collect the rows of an epoch only if it has at most half as many records as this batch."""
+        self.max_collected_records = (count_source_rows(batch) or 0) // 2
 
     def _has_one_task(self, batch: Batch) -> bool:
         return not self.rows.pipeline.lookups and self.one_task.applies(batch)
@@ -250,7 +284,7 @@ class EpochQueryBuilder:
     def _keeps_origin_before(self, batch: Batch, task: ShardTask) -> int | None:
         """Return the time in microseconds before which rows keep their origin, because they may be late. None if no row does.
 
-        The time changes with each epoch. In a reusable query, all rows keep their origin. Aggregated rows have none, so
+        This time changes with each epoch, so all rows keep their origin in a reusable query. Aggregated rows have none, so
         `RejectedRowHandler` reads them again.
         """
         if not self.rows.pipeline.tracks_origin or self.rows.logic.is_preaggregated:
@@ -279,11 +313,11 @@ class EpochQueryBuilder:
     def build(
         self, read: TimedRows, batch: Batch, tasks: Sequence[ShardTask], known_facts: Mapping[str, Facts]
     ) -> EpochQuery:
-        """Build a query over rows with event times. See `query` for the other arguments."""
+        """Build a query over rows with event times. See `get_or_build` for the other arguments."""
         statistics: dict[str, PendingStatistics] = {}
         frames: list[DataFrame] = []
-        plan_observations = PlanObservations() if self._runs_in_this_process(batch) else None
-        observations = plan_observations or QueryObservations()
+        observer = RepeatableObserver() if self._is_collected(batch) else None
+        observations = observer or OneTimeObserver()
         before = self._keeps_origin_before(batch, tasks[0])
         unstorable: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
@@ -305,7 +339,7 @@ class EpochQueryBuilder:
             rows, columns = operator_input.gather_shards(operator, lifted, len(tasks)), [*lifted.columns, "__shard"]
         else:
             rows, columns = operator_input.repartition_to_shards(operator, lifted, len(tasks)), lifted.columns
-        return EpochQuery(read, operator, rows, columns, statistics, unstorable, is_one_task, plan_observations)
+        return EpochQuery(read, operator, rows, columns, statistics, unstorable, is_one_task, observer)
 
     def _statistics(self, name: str, partitions: Mapping[str, int], timed: DataFrame) -> list[Any]:
         key = ("statistics", name, tuple(partitions), needs_separate_job(partitions), tuple(timed.columns))

@@ -1,4 +1,4 @@
-"""Run tasks in Spark's Python workers, one task per partition of a job, and return their reports.
+"""Run tasks in Spark's Python workers, one task per partition of a job, or in the driver, and return their reports.
 
 partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or the text and class name of a SlackwaterError
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from slackwater import errors
 from slackwater.connectors.source import spark_error_reason
-from slackwater.connectors.spark_worker_socket import request_input
+from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.hashing import mix_bits
@@ -117,7 +117,7 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
     import polars as pl
     import pyarrow as pa
 
-    request_input()
+    send_acknowledgments()
     record_batches = list(batches)
     if not record_batches:
         return
@@ -201,8 +201,8 @@ def ingest_task_for_all_shards(tasks: Sequence[ShardTask]) -> Task:
     return run
 
 
-def ingest_in_threads(tasks: Sequence[ShardTask], rows: pl.DataFrame) -> list[IngestReport]:
-    """Ingest the rows of all shards in this process. See `ingest_task_for_all_shards` for the rows.
+def ingest_in_driver(tasks: Sequence[ShardTask], rows: pl.DataFrame) -> list[IngestReport]:
+    """Ingest the rows of all shards in the driver. See `ingest_task_for_all_shards` for the rows.
 
     Raises:
         SlackwaterError: A shard raised this error.
@@ -216,22 +216,22 @@ def ingest_in_threads(tasks: Sequence[ShardTask], rows: pl.DataFrame) -> list[In
     def ingest(task: ShardTask) -> IngestReport:
         try:
             return _ingest_rows(task, by_shard[task.shard,])
-        except SlackwaterError:
+        except (SlackwaterError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # Polars panics and user code may raise any class
+        except BaseException as error:  # also a panic of Polars, and whatever user code raises
             reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".strip()
             raise ResourceExhaustedError.from_error(error) or EpochError(
                 f"the epoch failed and was not committed: {reason}"
             ) from error
 
-    return run_in_threads(tasks[0].operator, shards, ingest)
+    return run_in_driver(tasks[0].operator, shards, ingest)
 
 
-def run_in_threads(operator: Operator, tasks: Sequence[ShardTask], run: Callable[[ShardTask], Report]) -> list[Report]:
-    """Run tasks of shards in this process, and return their reports.
+def run_in_driver(operator: Operator, tasks: Sequence[ShardTask], run: Callable[[ShardTask], Report]) -> list[Report]:
+    """Run tasks of shards in the driver, and return their reports.
 
-    The tasks run in one thread each, or one after another in the thread of the caller if the operator calls code of users,
-    which may depend on threads.
+    Each task has its own thread. If the operator calls user code, which may not be thread-safe, the tasks run one after
+    another in the thread of the caller.
     """
     if isinstance(operator, UserKeyedOperator) or any(a.module for a in operator_input.worker_aggregations(operator)):
         return [run(task) for task in tasks]

@@ -1,8 +1,8 @@
 """Read the records of an epoch, in one of three ways.
 
-small epochs    a worker reads all records      one DataFrame for all epochs, see `spark.epoch_query`
-large epochs    each worker reads a share       the workers also decode the payload, if they can
-otherwise       Spark's Kafka client            on a cluster, for example, or with options of Spark's reader
+small epochs    one worker reads all records, and Spark decodes them      one DataFrame for all of these epochs
+large epochs    each task reads a share, and decodes it                   if workers can decode the payload
+otherwise       Spark's Kafka client reads, and Spark decodes             also on a cluster, or with options of its reader
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slackwater.connectors.kafka import worker_reader
 from slackwater.connectors.kafka.worker_reader import OffsetRange, RangesByPartition, RecordReader
 from slackwater.connectors.payloads.base import Payload
 from slackwater.connectors.source import FEW_ROWS
-from slackwater.connectors.spark_worker_socket import request_input
+from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.core.offsets import group_by_topic
 from slackwater.errors import EpochError
 from slackwater.tuning_switches import is_enabled
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 MOST_BYTES_PROPERTY = "slackwater.most_bytes"  # local property: how many bytes of records a task may read
-_MOST_KEPT = 16  # idle consumers of a worker
+_MAX_POOLED = 16  # unused consumers of a worker
 
 
 class TooManyBytesError(Exception):
@@ -46,7 +46,7 @@ class EpochReader:
     Args:
         client: The settings of a librdkafka consumer.
         spark_options: The options of Spark's Kafka reader.
-        has_own_options: Whether the config sets options of Spark's reader, so that only Spark may read.
+        has_spark_options: Whether the config sets options of Spark's reader, so that only Spark may read.
         skips_lost: Whether to continue at the next record if records no longer exist.
         with_headers: Whether to read the headers of the records. If false, `_headers` is NULL.
         payload: The decoder of the records.
@@ -56,7 +56,7 @@ class EpochReader:
 
     client: Mapping[str, Any]
     spark_options: Mapping[str, str]
-    has_own_options: bool
+    has_spark_options: bool
     skips_lost: bool
     with_headers: bool
     payload: Payload
@@ -64,20 +64,21 @@ class EpochReader:
     _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def read(self, session: SparkSession, ranges: RangesByPartition) -> tuple[DataFrame, bool]:
-        """Return the records of offset ranges, and whether the DataFrame is reused for later epochs.
+        """Return the records of offset ranges, and whether several epochs share the DataFrame.
 
-        A reused DataFrame contains the records until the next call in the same thread.
+        Jobs that this thread starts read these ranges from a shared DataFrame, until the thread calls this method again.
 
         Args:
             session: The Spark session.
-            ranges: The range of each partition of the source. A range may be empty.
+            ranges: The range of each partition of the source. Ranges may be empty. All partitions are listed, because a
+                consumer is kept for the same partitions.
         """
         non_empty = {partition: bounds for partition, bounds in ranges.items() if bounds[1] > bounds[0]}
         count = sum(until - since for since, until in non_empty.values())
-        in_workers = not self.has_own_options and worker_reader.can_read_in_workers(session)
+        in_workers = not self.has_spark_options and worker_reader.can_read_in_workers(session)
         can_reuse = in_workers and spark_connect_support.has_job_properties(session) and is_enabled("query_reuse")
         if can_reuse and count <= FEW_ROWS:
-            return self._reuse_frame(session, ranges), True
+            return self._shared_frame(session, ranges), True
         decoder = self.payload.worker_decoder(count) if in_workers else None
         records = (
             self._read_with_spark(session, non_empty)
@@ -88,12 +89,12 @@ class EpochReader:
         )
         return self._decode(records, count), False
 
-    def _reuse_frame(self, session: SparkSession, ranges: RangesByPartition) -> DataFrame:
-        """Return the DataFrame that all small epochs share, after making it read these offset ranges."""
+    def _shared_frame(self, session: SparkSession, ranges: RangesByPartition) -> DataFrame:
+        """Make the DataFrame that all small epochs share read these offset ranges, and return it."""
         if self._cache.get("frame_session") is not session:
             columns = worker_reader.record_columns(self.with_headers).names
             reader = RecordReader(self.client, columns, None, self.skips_lost)
-            records = ReusableRecords(session, reader, self.with_headers)
+            records = SharedRecordFrame(session, reader, self.with_headers)
             self._cache.update(frame_session=session, records=records, frame=self._decode(records.frame, None))
         self._cache["records"].set_ranges(ranges)
         frame: DataFrame = self._cache["frame"]
@@ -123,10 +124,10 @@ class EpochReader:
 # -- records of small epochs -------------------------------------------------------------------------------------------
 
 
-class ReusableRecords:
-    """Records as a DataFrame that each epoch uses again, with other offset ranges. Spark plans a query over it only once.
+class SharedRecordFrame:
+    """A DataFrame of records whose offset ranges change with each epoch, so that a query over it can run again.
 
-    The ranges are a local property of the thread that runs the Spark job. Spark sends such properties with each task. One
+    The ranges are a local property of the thread that starts the Spark job. Spark sends such properties with each task. One
     task reads all ranges, with a consumer that its worker keeps for later epochs.
 
     Args:
@@ -152,34 +153,34 @@ def _read_current_ranges(
 ) -> Iterator[pa.RecordBatch]:
     from pyspark import TaskContext
 
-    request_input()
+    send_acknowledgments()
     context = TaskContext.get()
     assert context is not None
     text = context.getLocalProperty(property_name)
     if text is None:
-        raise EpochError("the job has no offset ranges to read; start again")
+        raise EpochError("the Spark job has no offset ranges, because another thread started it; start again")
     ranges = [OffsetRange(*fields) for fields in json.loads(text)]
-    most_bytes = int(context.getLocalProperty(MOST_BYTES_PROPERTY) or sys.maxsize)
+    remaining_bytes = int(context.getLocalProperty(MOST_BYTES_PROPERTY) or sys.maxsize)
     for _ in batches:
-        with _kept_consumer(reader, ranges) as consumer:
+        with _pooled_consumer(reader, ranges) as consumer:
             for records in reader.read_with(consumer, [r for r in ranges if r.until > r.since]):
-                most_bytes -= records.nbytes
-                if most_bytes < 0:
+                remaining_bytes -= records.nbytes
+                if remaining_bytes < 0:
                     raise TooManyBytesError
                 yield records
 
 
-_kept: dict[str, Any] = {}  # idle consumers by their settings and partitions
+_pool: dict[str, Any] = {}  # unused consumers by their settings and partitions
 
 
 @contextmanager
-def _kept_consumer(reader: RecordReader, ranges: Sequence[OffsetRange]) -> Iterator[Any]:
+def _pooled_consumer(reader: RecordReader, ranges: Sequence[OffsetRange]) -> Iterator[Any]:
     """Provide a consumer that this process keeps for later tasks, unless an error occurs while it is used.
 
-    A consumer knows the partitions that existed when it connected. So other partitions are read by another consumer.
+    Each set of partitions has its own consumer, because a consumer may not know partitions that were added later.
     """
     key = repr((sorted(reader.settings.items()), reader.skips_lost, sorted((r.topic, r.partition) for r in ranges)))
-    consumer = _kept.pop(key, None)
+    consumer = _pool.pop(key, None)
     if consumer is None:
         consumer = reader.connect(len(ranges))
     try:
@@ -188,6 +189,6 @@ def _kept_consumer(reader: RecordReader, ranges: Sequence[OffsetRange]) -> Itera
     except BaseException:
         consumer.close()
         raise
-    _kept[key] = consumer
-    if len(_kept) > _MOST_KEPT:
-        _kept.pop(next(iter(_kept))).close()
+    _pool[key] = consumer
+    if len(_pool) > _MAX_POOLED:
+        _pool.pop(next(iter(_pool))).close()

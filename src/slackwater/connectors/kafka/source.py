@@ -280,12 +280,12 @@ class KafkaSource(SparkPlannedSource):
         ranges, lost = self._ranges({t: parts for t, parts in start.items() if t not in replaced}, end)
         record_counts = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
         if any(record_counts.values()):
-            frame, is_reused = self._read(session, ranges)
+            frame, is_shared = self._read(session, ranges)
         elif lost:
-            frame, is_reused = session.createDataFrame([], self.schema), False
+            frame, is_shared = session.createDataFrame([], self.schema), False
         else:
             return None
-        return SourceBatch(frame, KafkaOffsets(end, ids), partitions=record_counts, lost=lost, is_reused=is_reused)
+        return SourceBatch(frame, KafkaOffsets(end, ids), partitions=record_counts, lost=lost, is_shared=is_shared)
 
     def _planned_end(self, checkpoint: Path, index: int, number: int) -> ByTopic | None:
         line = checkpoint_line(checkpoint, index, number) if number >= 0 else None

@@ -23,7 +23,7 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.connectors import spark_connect_support
 from slackwater.connectors.kafka.broker import client_settings, make_client
 from slackwater.connectors.payloads.arrow_json_decoder import DECODED
-from slackwater.connectors.spark_worker_socket import request_input
+from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.errors import EpochError, Topic
 from slackwater.tuning_switches import is_enabled
 
@@ -306,7 +306,7 @@ def record_columns(with_headers: bool) -> StructType:
 def _read_shares(
     reader: RecordReader, shares: Sequence[Sequence[OffsetRange]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    request_input()
+    send_acknowledgments()
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from reader.read(shares[number])

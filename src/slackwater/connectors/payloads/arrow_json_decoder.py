@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slackwater.connectors.spark_worker_socket import request_input
+from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.core.column_names import CORRUPT
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def decode_batches(decoder: JsonDecoder, batches: Iterator[pa.RecordBatch]) -> I
     """Yield the batches of records with the payloads in the additional column `_decoded`."""
     import pyarrow as pa
 
-    request_input()
+    send_acknowledgments()
     for batch in batches:
         payloads = decoder.decode(batch.column(decoder.body))
         fields = pa.schema([*batch.schema, pa.field(DECODED, payloads.type)])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from slackwater.connectors.spark_worker_socket import request_input
+from slackwater.connectors.spark_worker_socket import send_acknowledgments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,7 @@ def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) 
     """Yield the batches of records with the payloads in the additional column `_p`."""
     import pyarrow as pa
 
-    request_input()
+    send_acknowledgments()
     for batch in batches:
         payloads = decoder.decode(batch.column(decoder.body))
         fields = pa.schema([*batch.schema, pa.field("_p", payloads.type)])
