@@ -16,13 +16,15 @@ from benchmarks.run_statistics import describe_machine
 from benchmarks.worker_process import exit_on_sigterm
 from slackwater.tuning_switches import VARIABLE
 
-# the case in which each tuning matters most; benchmarks.payload_decoding measures json_workers, benchmarks.peers kafka_workers
+# the case in which each tuning matters most; benchmarks.payload_decoding measures json_workers, benchmarks.peers kafka_workers,
+# and benchmarks.kafka_to_postgres_latency query_reuse
 CASE_BY_TUNING = {
     "arrow_batch_size": "sessions-1m",
     "class_archive": "tiny-2k",
     "jvm_options": "tiny-2k",
     "expression_cache": "tiny-2k",
     "preaggregation": "tumbling-1m",
+    "quick_ack": "tiny-2k",
     "statistics": "sessions-1m",
     "worker_memory": "sessions-200k",
 }

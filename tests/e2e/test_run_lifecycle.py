@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
@@ -101,7 +102,11 @@ class LoggedProcess:
             time.sleep(0.02)
 
     def find_java_processes(self) -> list[psutil.Process]:
-        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if p.name() == "java"]
+        java_processes = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+                java_processes += [process] if process.name() == "java" else []
+        return java_processes
 
     def wait_for_exit(self) -> int:
         try:

@@ -218,16 +218,16 @@ def test_error_of_user_code_is_reported_in_one_line(
     assert error == "SystemExit" or messages[1] == messages[0], "a worker that exits cannot report a reason"
 
 
-@pytest.mark.parametrize(
-    ("sql", "is_reused"),
-    [
-        ("SELECT user, amount, _event_ts FROM source WHERE amount > 1", True),
-        ("SELECT user, amount, _event_ts FROM source LATERAL VIEW explode(array(1, 2)) AS copy", True),
-        ("SELECT /*+ REPARTITION(2) */ user, amount, _event_ts FROM source", False),
-        ("SELECT user, amount, _event_ts FROM source DISTRIBUTE BY user", False),
-        ("SELECT s.user, s.amount, s._event_ts FROM source s JOIN VALUES ('a') AS v(user) USING (user)", False),
-    ],
-)
+PLANS = [
+    ("SELECT user, amount, _event_ts FROM source DISTRIBUTE BY user", False),
+    ("SELECT user, amount, _event_ts FROM source WHERE amount > 1", True),
+    ("SELECT user, amount, _event_ts FROM source LATERAL VIEW explode(array(1, 2)) AS copy", True),
+    ("SELECT /*+ REPARTITION(2) */ user, amount, _event_ts FROM source", False),
+    ("SELECT s.user, s.amount, s._event_ts FROM source s JOIN VALUES ('a') AS v(user) USING (user)", False),
+]
+
+
+@pytest.mark.parametrize(("sql", "is_reused"), select_cases(PLANS))
 def test_plan_with_an_exchange_is_not_reused(
     runner: SparkPipelineRunner, topic_factory: Make, monkeypatch: pytest.MonkeyPatch, sql: str, is_reused: bool
 ) -> None:

@@ -75,7 +75,7 @@ def reads_kafka_in_workers() -> bool:
     return worker_reader.can_read_in_workers(local_spark)
 
 
-ONE_RECORD = Batch(None, {}, {"a": None}, partitions={"a": {"t-0": 1}})
+ONE_RECORD = Batch(None, {}, {"a": None}, partitions={"a": {"t-0": 1}}, shared=frozenset({"a"}))
 
 
 def uses_one_task() -> bool:

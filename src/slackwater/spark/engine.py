@@ -151,29 +151,30 @@ class SparkEngine:
         facts = self._facts_before_read(batch, clock_us)
         query = self.queries.get_or_build(batch, tasks, clock_us, idle, facts)
         try:
-            outcome = self._run_query(query, batch, tasks)
+            outcome = self._run_epoch(query, batch, tasks)
         except TooManyBytesError:
             self.queries.halve_collection_limit(batch)
             query = self.queries.get_or_build(batch, tasks, clock_us, idle, facts)
-            outcome = self._run_query(query, batch, tasks)
+            outcome = self._run_epoch(query, batch, tasks)
         newest = [s.max_event_us for n, s in outcome.sources.items() if not self.rows.is_stage_output(n)]
         if any(us is not None and us > latest for us in newest):
             query = self.queries.build_with_time_limit(batch, tasks, clock_us, idle, latest)
-            outcome = self._run_query(query, batch, tasks)
+            outcome = self._run_epoch(query, batch, tasks)
         outcome = self.hints.add_time_unit_hints(outcome, batch, clock_us)
         return RejectedRowHandler(self.rows).with_dead_letters(query.read, outcome, tasks)
 
-    def _run_query(self, query: EpochQuery, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        read, pending, unfit = query.read, query.statistics, query.unstorable
+    def _run_epoch(self, query: EpochQuery, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
+        """Run a query and its shards, and return their reports with the statistics of each source."""
+        read = query.read
         reports = self._run_shards(query, batch, [replace(t, operator=query.operator) for t in tasks])
         stats: dict[str, SourceStats] = {}
-        for name, answer in pending.items():
-            statistics = answer.get()
+        for name, pending in query.statistics.items():
+            statistics = pending.get()
             counts = batch.partitions.get(name, {})
             self.hints.add_statistics(name, statistics)
             if statistics["bad"] and "undecodable" not in statistics:
-                again = build_statistics_columns(read.timed[name], counts, True)
-                statistics = read.timed[name].agg(*again).collect()[0].asDict()
+                usable_aggregates = build_statistics_columns(read.timed[name], counts, True)
+                statistics = read.timed[name].agg(*usable_aggregates).collect()[0].asDict()
             newest = (
                 newest_times_by_partition(read.timed[name], name, statistics["newest"], self._busy_tasks)
                 if needs_separate_job(counts)
@@ -181,7 +182,9 @@ class SparkEngine:
             )
             stats[name] = source_stats(statistics, counts, batch.name_files.get(name, lambda fingerprint: None), newest)
             self.queries.statistics.record_rows(name, stats[name].rows)
-        counts_of = {name: sum(o.get["unfit"] or 0 for o in observations) for name, observations in unfit.items()}
+        unstorable_counts = {
+            name: sum(o.get["unfit"] or 0 for o in observations) for name, observations in query.unstorable.items()
+        }
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
             return locate_newest_event_times(read.timed[source], jump_us, bool(batch.partitions.get(source)))
@@ -189,7 +192,7 @@ class SparkEngine:
         return IngestOutcome(
             reports,
             stats,
-            unstorable=[UnstorableRows(name, {"": n}, ()) for name, n in counts_of.items() if n],
+            unstorable=[UnstorableRows(name, {"": n}, ()) for name, n in unstorable_counts.items() if n],
             spans=spans,
         )
 
