@@ -22,7 +22,7 @@ from slackwater.connectors.kafka import epoch_reader
 from slackwater.errors import EpochError
 from slackwater.spark import engine, epoch_query, worker_tasks
 from slackwater.spark.epoch_query import EpochQuery, EpochQueryBuilder
-from slackwater.spark.tuning import shuffle_tuning, source_statistics
+from slackwater.spark.tuning import source_statistics
 from slackwater.tuning_switches import VARIABLE
 
 pytestmark = pytest.mark.spark
@@ -91,8 +91,9 @@ def build_settings(topics: list[Topic]) -> dict[str, Any]:
 def test_random_epochs_give_the_results_of_new_queries(
     runner: SparkPipelineRunner, topic_factory: Make, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(epoch_reader, "FEW_ROWS", FEW)
-    monkeypatch.setattr(shuffle_tuning, "FEW_ROWS", FEW)
+    monkeypatch.setattr(epoch_reader, "MAX_COLLECTED_ROWS", FEW)
+    monkeypatch.setattr(epoch_query, "MAX_COLLECTED_ROWS", FEW)
+    monkeypatch.setattr(epoch_query, "MAX_ONE_TASK_ROWS", FEW)
     topics = [topic_factory(PARTITIONS), topic_factory(PARTITIONS)]
     epochs, stop, failures = RandomEpochs(topics, seed), threading.Event(), list[BaseException]()
     built, runs = count_queries(monkeypatch)

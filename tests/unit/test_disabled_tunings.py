@@ -85,7 +85,7 @@ def uses_one_task() -> bool:
 def runs_shards_in_this_process() -> bool:
     local_spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
     rows: Any = SimpleNamespace(session=local_spark, pipeline=SimpleNamespace(lookups=(), sources=()))
-    always = SimpleNamespace(applies=lambda batch: True, knows_result_size=True)
+    always = SimpleNamespace(applies=lambda batch, max_rows: True, knows_result_size=True)
     return EpochQueryBuilder(rows, None, one_task=always)._is_collected(ONE_RECORD)  # type: ignore[arg-type]
 
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-FEW_ROWS = 10_000  # rows of an epoch that is small enough for a single task; an estimate, measured with 2,500 rows
+# the rows of an epoch up to which one task has the rows of all shards: in a worker (an estimate; measured with 2,500 rows),
+# and if the driver runs the shards (measured with 50,000 records per second)
+MAX_ONE_TASK_ROWS, MAX_COLLECTED_ROWS = 10_000, 30_000
 
 
 class ColumnStats(NamedTuple):

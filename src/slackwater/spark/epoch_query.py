@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect_support
 from slackwater.connectors.kafka.epoch_reader import MOST_BYTES_PROPERTY, TooManyBytesError
-from slackwater.connectors.source import FEW_ROWS, Batch, spark_error_reason
+from slackwater.connectors.source import MAX_COLLECTED_ROWS, MAX_ONE_TASK_ROWS, Batch, spark_error_reason
 from slackwater.errors import EpochError
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator, ShardTask
@@ -196,7 +196,7 @@ class EpochQueryBuilder:
     statistics: SourceStatisticsCollector = field(default_factory=SourceStatisticsCollector)
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
     one_task: OneTaskPolicy = field(default_factory=OneTaskPolicy)
-    max_collected_records: int = FEW_ROWS
+    max_collected_records: int = MAX_COLLECTED_ROWS
     # each query by its key, with the objects whose ids the key contains: an id is unique as long as the object exists
     _reusable: OrderedDict[Hashable, tuple[EpochQuery, list[Any]]] = field(default_factory=OrderedDict)
     _runs_once: bool = False  # whether the SQL has a plan that cannot run again
@@ -264,10 +264,12 @@ class EpochQueryBuilder:
         many rows the SQL returns per record.
         """
         is_local = spark_connect_support.is_local_spark(self.rows.session)
-        is_small = self._has_one_task(batch) and (count_source_rows(batch) or 0) <= self.max_collected_records
+        is_small = self._has_few_rows(batch, MAX_COLLECTED_ROWS)
+        is_allowed = (count_source_rows(batch) or 0) <= self.max_collected_records
         has_few_bytes = batch.payload.keys() <= batch.shared | batch.stage_rows.keys()
         has_few_results = self.one_task.knows_result_size or not self._has_sql
-        return is_local and is_small and has_few_bytes and has_few_results and is_enabled("query_reuse")
+        may_collect = is_allowed and has_few_bytes and has_few_results
+        return is_local and is_small and may_collect and is_enabled("query_reuse")
 
     @cached_property
     def _has_sql(self) -> bool:
@@ -278,8 +280,8 @@ class EpochQueryBuilder:
         """Collect the rows of an epoch only if it has at most half as many records as this batch."""
         self.max_collected_records = (count_source_rows(batch) or 0) // 2
 
-    def _has_one_task(self, batch: Batch) -> bool:
-        return not self.rows.pipeline.lookups and self.one_task.applies(batch)
+    def _has_few_rows(self, batch: Batch, max_rows: int) -> bool:
+        return not self.rows.pipeline.lookups and self.one_task.applies(batch, max_rows)
 
     def _keeps_origin_before(self, batch: Batch, task: ShardTask) -> int | None:
         """Return the time in microseconds before which rows keep their origin, because they may be late. None if no row does.
@@ -332,7 +334,7 @@ class EpochQueryBuilder:
                     out = out.where(f"{unstorable_rows.UNFIT} IS NULL")
                 columns = self.rows.columns(input_path, tag, before)
                 frames.append(self.rows.expressions.select(out, columns, schema_key=input_path.key))
-        is_one_task = self._has_one_task(batch)
+        is_one_task = observer is not None or self._has_few_rows(batch, MAX_ONE_TASK_ROWS)
         operator = self.preaggregation.operator_for_epoch(tasks[0].operator, is_one_task)
         lifted = operator_input.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), frames), read.tagged)
         if is_one_task:

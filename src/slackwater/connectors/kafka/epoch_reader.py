@@ -20,7 +20,7 @@ from slackwater.connectors import spark_connect_support
 from slackwater.connectors.kafka import worker_reader
 from slackwater.connectors.kafka.worker_reader import OffsetRange, RangesByPartition, RecordReader
 from slackwater.connectors.payloads.base import Payload
-from slackwater.connectors.source import FEW_ROWS
+from slackwater.connectors.source import MAX_COLLECTED_ROWS
 from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.core.offsets import group_by_topic
 from slackwater.errors import EpochError
@@ -77,7 +77,7 @@ class EpochReader:
         count = sum(until - since for since, until in non_empty.values())
         in_workers = not self.has_spark_options and worker_reader.can_read_in_workers(session)
         can_reuse = in_workers and spark_connect_support.has_job_properties(session) and is_enabled("query_reuse")
-        if can_reuse and count <= FEW_ROWS:
+        if can_reuse and count <= MAX_COLLECTED_ROWS:
             return self._shared_frame(session, ranges), True
         decoder = self.payload.worker_decoder(count) if in_workers else None
         records = (

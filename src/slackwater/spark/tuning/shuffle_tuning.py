@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slackwater.connectors.source import FEW_ROWS, Batch
+from slackwater.connectors.source import MAX_ONE_TASK_ROWS, Batch
 from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import operator_input
@@ -85,13 +85,13 @@ class OneTaskPolicy:
         """Return whether an epoch has shown how many rows the SQL returns per source row."""
         return self._rows_per_source_row is not None
 
-    def applies(self, batch: Batch) -> bool:
-        """Return whether an epoch has so few rows that one task is enough.
+    def applies(self, batch: Batch, max_rows: int = MAX_ONE_TASK_ROWS) -> bool:
+        """Return whether an epoch has so few rows (at most `max_rows`) that one task is enough.
 
         The number of rows must be known before they are read, as it is for records in Kafka and for results of other stages.
         """
         source_rows = count_source_rows(batch)
-        few = source_rows is not None and source_rows * max(1.0, self._rows_per_source_row or 0.0) <= FEW_ROWS
+        few = source_rows is not None and source_rows * max(1.0, self._rows_per_source_row or 0.0) <= max_rows
         return few and is_enabled("one_task")
 
     def observe(self, batch: Batch, reports: Sequence[IngestReport]) -> None:
