@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 import slackwater as sw
 from benchmarks.benchmark_cases import LATENCY_ROWS_PER_S, LATENCY_SECONDS
 from benchmarks.event_files import FILES_PER_EPOCH
+from slackwater.config.toml import to_toml
 from slackwater.testing.services import Kafka, Postgres
 
 LOOK_S, LEAD_S = 0.01, 60.0
@@ -59,33 +60,34 @@ def measure_kafka_to_postgres_latency(rows_per_s: int = LATENCY_ROWS_PER_S) -> d
         # the start of Spark and the first epochs, which catch up with earlier records, do not count
         threading.Timer(LATENCY_SECONDS + LEAD_S, over.set).start()
         try:
-            sw.run_streaming_pipeline(
-                name="latency",
-                source=sw.KafkaConnection(bootstrap_servers=kafka.address),
-                source_query="events",
-                source_schema="k INT, v BIGINT",
-                starting_offsets="latest",
-                window=sw.Window(
-                    kind="tumbling",
-                    duration_ms="1s",
-                    group_by=["k"],
-                    max_groups_per_window=10_000,
-                    aggregations=[
-                        sw.Aggregation(agg="count", as_="n"),
-                        sw.Aggregation(agg="sum", column="v", as_="total"),
-                    ],
-                ),
-                target=sw.PostgresConnection(url=postgres.url),
-                target_table="out",
-                state_store=sw.StateStore(kind="postgres", url=postgres.url),
-                stop=over,
-            )
+            sw.run(_build_pipeline(kafka.address, postgres.url), stop=over)
         finally:
             appended, seen = producing.stop_and_get_times(), watching.stop_and_get_times()
     windows = sorted(w for w in seen if w + 1 in appended)[-LATENCY_SECONDS:]
     delays = sorted(seen[w] - appended[w + 1] for w in windows)
     cuts = quantiles(delays, n=100, method="inclusive")
     return {"p50_s": cuts[49], "p99_s": cuts[98], "windows": len(delays), "rows_per_s": rows_per_s}
+
+
+def _build_pipeline(kafka: str, postgres: str) -> sw.Pipeline:
+    """Return a pipeline that writes counts and sums per second and key. `kafka`, `postgres`: the addresses of the services."""
+    return sw.pipeline(
+        name="latency",
+        source=sw.KafkaConnection(bootstrap_servers=kafka),
+        source_query="events",
+        source_schema="k INT, v BIGINT",
+        starting_offsets="latest",
+        window=sw.Window(
+            kind="tumbling",
+            duration_ms="1s",
+            group_by=["k"],
+            max_groups_per_window=10_000,
+            aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="v", as_="total")],
+        ),
+        target=sw.PostgresConnection(url=postgres),
+        target_table="out",
+        state_store=sw.StateStore(kind="postgres", url=postgres),
+    )
 
 
 Times = dict[int, float]  # wall-clock times by second of event time
@@ -151,35 +153,6 @@ def set_worker_postgres_url(url: str) -> None:
 
 # -- recovery ----------------------------------------------------------------------------------------------------------
 
-_CONFIG = """
-name = "latency"
-[connections.events]
-kind = "kafka"
-bootstrap_servers = "{kafka}"
-[connections.results]
-kind = "postgres"
-url = "{postgres}"
-[[sources]]
-name = "events"
-connection = "events"
-query = "events"
-schema = "k INT, v BIGINT"
-starting_offsets = "latest"
-[transform.window]
-kind = "tumbling"
-duration_ms = "1s"
-group_by = ["k"]
-max_groups_per_window = 10000
-[[transform.window.aggregations]]
-agg = "count"
-as = "n"
-[target]
-connection = "results"
-table = "out"
-[state_store]
-kind = "postgres"
-url = "{postgres}"
-"""
 _STEADY_S = 60.0  # how long the pipeline runs before each kill
 _FRESH_S = 2.0  # results are fresh if the newest window ended at most this long ago
 
@@ -192,7 +165,7 @@ def measure_recovery_from_kills(kills: int, rows_per_s: int = LATENCY_ROWS_PER_S
     with tempfile.TemporaryDirectory() as home, Kafka.started() as kafka, Postgres.started() as postgres:
         kafka.create("events", 2)
         config = Path(home) / "latency.toml"
-        config.write_text(_CONFIG.format(kafka=kafka.address, postgres=postgres.url))
+        config.write_text(to_toml(_build_pipeline(kafka.address, postgres.url)))
         producing = TimeRecordingProcess(_produce_records, (kafka.address, rows_per_s))
         command, seconds = [sys.executable, "-m", "slackwater.cli.main", "run", str(config)], list[float]()
         pipeline = subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -92,7 +92,6 @@ def test_random_epochs_give_the_results_of_new_queries(
     runner: SparkPipelineRunner, topic_factory: Make, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(epoch_reader, "MAX_COLLECTED_ROWS", FEW)
-    monkeypatch.setattr(epoch_query, "MAX_COLLECTED_ROWS", FEW)
     monkeypatch.setattr(epoch_query, "MAX_ONE_TASK_ROWS", FEW)
     topics = [topic_factory(PARTITIONS), topic_factory(PARTITIONS)]
     epochs, stop, failures = RandomEpochs(topics, seed), threading.Event(), list[BaseException]()

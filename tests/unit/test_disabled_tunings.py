@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from slackwater.spark.tuning import shuffle_tuning, source_statistics, worker_me
 from slackwater.spark.tuning.expression_cache import ExpressionCache
 from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, OneTaskPolicy, PreaggregationPolicy
 from slackwater.spark.tuning.source_statistics import SourceStatisticsCollector
-from slackwater.tuning_switches import TUNINGS, VARIABLE
+from slackwater.tuning_switches import TUNINGS, VARIABLE, is_enabled
 
 
 def limits_batches_by_rows() -> bool:
@@ -90,6 +91,8 @@ def runs_shards_in_this_process() -> bool:
 
 
 def acknowledges_the_task() -> bool:
+    if not hasattr(socket, "TCP_QUICKACK"):  # only Linux has it
+        return is_enabled("quick_ack")
     with open_loopback_connection() as (spark, worker):
         make_interactive(spark, worker)
         send_acknowledgments()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # the rows of an epoch up to which one task has the rows of all shards: in a worker (an estimate; measured with 2,500 rows),
 # and if the driver runs the shards (measured with 50,000 records per second)
 MAX_ONE_TASK_ROWS, MAX_COLLECTED_ROWS = 10_000, 30_000
+# local property of a Spark job: how many bytes of records each task may read from a shared DataFrame
+MOST_BYTES_PROPERTY = "slackwater.most_bytes"
 
 
 class ColumnStats(NamedTuple):
@@ -121,6 +123,10 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
         frozenset(name for name, part in batches.items() if part.is_shared),
         began=began,
     )
+
+
+class TooManyBytesError(Exception):
+    """Raised in a worker if records of a shared DataFrame have more bytes than MOST_BYTES_PROPERTY allows."""
 
 
 class SourceUnavailableError(Exception):

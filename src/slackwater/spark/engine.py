@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors import spark_connect_support
-from slackwater.connectors.kafka.epoch_reader import TooManyBytesError
-from slackwater.connectors.source import Batch, spark_error_reason
+from slackwater.connectors.source import Batch, TooManyBytesError, spark_error_reason
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows

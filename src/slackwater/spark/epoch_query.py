@@ -21,8 +21,14 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect_support
-from slackwater.connectors.kafka.epoch_reader import MOST_BYTES_PROPERTY, TooManyBytesError
-from slackwater.connectors.source import MAX_COLLECTED_ROWS, MAX_ONE_TASK_ROWS, Batch, spark_error_reason
+from slackwater.connectors.source import (
+    MAX_COLLECTED_ROWS,
+    MAX_ONE_TASK_ROWS,
+    MOST_BYTES_PROPERTY,
+    Batch,
+    TooManyBytesError,
+    spark_error_reason,
+)
 from slackwater.errors import EpochError
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator, ShardTask
@@ -264,12 +270,10 @@ class EpochQueryBuilder:
         many rows the SQL returns per record.
         """
         is_local = spark_connect_support.is_local_spark(self.rows.session)
-        is_small = self._has_few_rows(batch, MAX_COLLECTED_ROWS)
-        is_allowed = (count_source_rows(batch) or 0) <= self.max_collected_records
+        is_small = self._has_few_rows(batch, self.max_collected_records)
         has_few_bytes = batch.payload.keys() <= batch.shared | batch.stage_rows.keys()
         has_few_results = self.one_task.knows_result_size or not self._has_sql
-        may_collect = is_allowed and has_few_bytes and has_few_results
-        return is_local and is_small and may_collect and is_enabled("query_reuse")
+        return is_local and is_small and has_few_bytes and has_few_results and is_enabled("query_reuse")
 
     @cached_property
     def _has_sql(self) -> bool:

@@ -20,7 +20,7 @@ from slackwater.connectors import spark_connect_support
 from slackwater.connectors.kafka import worker_reader
 from slackwater.connectors.kafka.worker_reader import OffsetRange, RangesByPartition, RecordReader
 from slackwater.connectors.payloads.base import Payload
-from slackwater.connectors.source import MAX_COLLECTED_ROWS
+from slackwater.connectors.source import MAX_COLLECTED_ROWS, MOST_BYTES_PROPERTY, TooManyBytesError
 from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.core.offsets import group_by_topic
 from slackwater.errors import EpochError
@@ -29,14 +29,10 @@ from slackwater.tuning_switches import is_enabled
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
-MOST_BYTES_PROPERTY = "slackwater.most_bytes"  # local property: how many bytes of records a task may read
 _MAX_POOLED = 16  # unused consumers of a worker
-
-
-class TooManyBytesError(Exception):
-    """Raised in a worker if the records of an epoch have too many bytes to be collected."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +88,9 @@ class EpochReader:
     def _shared_frame(self, session: SparkSession, ranges: RangesByPartition) -> DataFrame:
         """Make the DataFrame that all small epochs share read these offset ranges, and return it."""
         if self._cache.get("frame_session") is not session:
-            columns = worker_reader.record_columns(self.with_headers).names
-            reader = RecordReader(self.client, columns, None, self.skips_lost)
-            records = SharedRecordFrame(session, reader, self.with_headers)
+            columns = worker_reader.record_columns(self.with_headers)
+            reader = RecordReader(self.client, columns.names, None, self.skips_lost)
+            records = SharedRecordFrame(session, reader, columns)
             self._cache.update(frame_session=session, records=records, frame=self._decode(records.frame, None))
         self._cache["records"].set_ranges(ranges)
         frame: DataFrame = self._cache["frame"]
@@ -133,13 +129,13 @@ class SharedRecordFrame:
     Args:
         session: The Spark session, which must run on this machine.
         reader: The reader of the records.
-        with_headers: Whether the reader returns the column `headers`.
+        columns: The columns that the reader returns.
     """
 
-    def __init__(self, session: SparkSession, reader: RecordReader, with_headers: bool) -> None:
+    def __init__(self, session: SparkSession, reader: RecordReader, columns: StructType) -> None:
         self._context, self._property = session.sparkContext, f"slackwater.offset_ranges.{uuid.uuid4().hex}"
         self.frame = session.range(0, 1, 1, 1).mapInArrow(
-            partial(_read_current_ranges, reader, self._property), worker_reader.record_columns(with_headers)
+            partial(_read_current_ranges, reader, self._property), columns
         )
 
     def set_ranges(self, ranges: RangesByPartition) -> None:
