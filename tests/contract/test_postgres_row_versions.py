@@ -35,8 +35,9 @@ def database_url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]
 
 @pytest.fixture(autouse=True)
 def merge_staged_rows_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge staged versions rarely, even when they contain few rows."""
+    """Merge staged versions rarely, even when they contain few rows, and never in the background."""
     monkeypatch.setattr(staged_row_merge, "FEW_ROWS", -1)
+    monkeypatch.setattr(staged_row_merge, "OVERDUE", 1)
 
 
 @pytest.fixture(params=[True, False], ids=["copies", "no-copies"])

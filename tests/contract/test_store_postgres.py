@@ -15,7 +15,6 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import Commit
 from slackwater.state.postgres import client, pipeline_lock
-from slackwater.state.postgres import store as module
 from slackwater.state.postgres.store import PostgresStore
 
 
@@ -111,7 +110,7 @@ def test_commit_with_lost_acknowledgement_is_recognized_as_done(
 def test_unreachable_server_leaves_commit_unknown_until_next_start(
     postgres: Any, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(pipeline_lock, "PATIENCE_S", 1.0)
     store = open_store(database_url)
     record = stage_sessions(store, 0, "a")
     postgres.stop()
@@ -168,7 +167,7 @@ def test_second_runner_is_refused_and_the_error_names_the_first(
 
 
 def test_runner_that_lost_its_lock_to_another_is_fenced(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(pipeline_lock, "PATIENCE_S", 0.5)
     monkeypatch.setattr(pipeline_lock, "LOCK_S", 0.2)
     first = open_store(database_url)
     first.commit(stage_sessions(first, 0, "a"))

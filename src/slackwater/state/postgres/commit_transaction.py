@@ -24,8 +24,7 @@ from slackwater.state.postgres.join_buffers import JoinTable
 from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.postgres.schema_setup import column_types
 from slackwater.state.protocol import NoState, Publish, StateLayout
-from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_layout import EMITTED, FLOOR, WHOLE, KeyedStateLayout
+from slackwater.windows.state_layout import KeyedStateLayout
 
 # the segments of each shard of a stage, and the number of rows that its table gained
 Changed = tuple[tuple[tuple[SegmentMetadata, ...], ...], int]
@@ -131,14 +130,16 @@ class Transaction:
         staged = staged_row_merge.list_staged_segments(state.segments)
         fresh = [m for m in staged if m.file not in self.named]
         staged_row_merge.check_staged_rows(self.db, tables.staged, fresh, epoch)
-        if not self.altering and not staged_row_merge.should_merge(state.segments):
+        if not (
+            self.altering or staged_row_merge.are_few(state.segments) or staged_row_merge.must_merge(state.segments)
+        ):
             return state.segments, 0
         gained = staged_row_merge.merge_staged_rows(self.db, tables.staged, tables.state, state.segments)
         if staged:
             # including rows of failed epochs; TRUNCATE would also hide the rows from older snapshots
             self.db.execute(f"DELETE FROM {tables.staged} WHERE epoch <= {epoch}")
-        gained -= self._forget(logic, tables, state.watermark_us)
-        size = self._size(tables) // state.shards
+        gained -= staged_row_merge.delete_expired_rows(self.db, tables.state, logic, state.watermark_us)
+        size = staged_row_merge.table_size(self.db, tables.state) // state.shards
         return tuple(staged_row_merge.list_merged_segments(metas, size) for metas in state.segments), gained
 
     @_merge.register
@@ -146,7 +147,9 @@ class Transaction:
         table = JoinTable(tables, logic)
         gained = join_buffers.apply_staged(self.db, table, state, epoch)
         gone = join_buffers.delete_expired(self.db, table, state)
-        return join_buffers.list_merged_segments(logic, state, gone, self._size(tables)), gained - sum(gone.values())
+        return join_buffers.list_merged_segments(
+            logic, state, gone, staged_row_merge.table_size(self.db, tables.state)
+        ), gained - sum(gone.values())
 
     @_merge.register
     def _(self, logic: NoState, tables: PipelineTables, state: StageState, epoch: int) -> Changed:
@@ -158,29 +161,6 @@ class Transaction:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {tables.state}").fetchone()
         return int(row[0]) if row else 0
-
-    def _size(self, tables: PipelineTables) -> int:
-        """Return the size of the state table in bytes, including indexes."""
-        row = self.db.execute("SELECT pg_total_relation_size(%s)", (tables.state,)).fetchone()
-        return int(row[0]) if row else 0
-
-    def _forget(self, logic: KeyedStateLayout, tables: PipelineTables, watermark: int) -> int:
-        """Delete the units in which all rows have expired, and return the number of deleted rows."""
-        if watermark <= NO_WATERMARK:
-            return 0
-        rule = logic.expiry_bounds(watermark)
-
-        def expired(row: str) -> str:
-            return (
-                f"({row}.kind IN ({WHOLE}, {EMITTED}) AND {row}.closes_at <= {client.time_literal(rule.whole_upto)}"
-                f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {client.time_literal(rule.floor_upto)})"
-            )
-
-        latest = client.time_literal(max(rule))
-        return self.db.execute(
-            f"DELETE FROM {tables.state} s WHERE s.closes_at <= {latest} AND {expired('s')} AND NOT EXISTS"
-            f" (SELECT 1 FROM {tables.state} o WHERE o.unit = s.unit AND NOT {expired('o')})"
-        ).rowcount
 
     def _fence(self, commit: Commit) -> None:
         """Advance the stored epoch of the pipeline. Raises FencedError unless it is the epoch before this commit."""

@@ -12,14 +12,13 @@ from typing import Any
 import psycopg
 import xxhash
 
-from slackwater.errors import LockHeldError
+from slackwater.errors import EpochError, FencedError, LockHeldError, Topic
 from slackwater.state.postgres import client
 from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.run_history import MOST_RUNS, Run, parse_runs
 
-LOCK_S = (
-    3.0  # seconds that startup waits for the lock, which the server may not have released after a runner was killed
-)
+LOCK_S = 3.0  # seconds that startup waits for the lock, which the server may hold for a while after a runner was killed
+PATIENCE_S = 30.0  # seconds during which a runner tries to reconnect
 
 
 def connect_with_lock(url: str, tables: PipelineTables, location: str) -> psycopg.Connection[Any]:
@@ -44,6 +43,30 @@ def connect_with_lock(url: str, tables: PipelineTables, location: str) -> psycop
     return db
 
 
+def reconnect_with_lock(url: str, tables: PipelineTables, location: str, epoch: int) -> psycopg.Connection[Any]:
+    """Open a connection and take the lock again after the connection was lost during the commit of `epoch`.
+
+    Raises FencedError if another runner holds the lock, and EpochError if the database cannot be reached.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return connect_with_lock(url, tables, location)
+        except LockHeldError:
+            # the server may not have closed the old connection yet
+            if time.monotonic() > end:
+                raise FencedError(
+                    f"another runner took the lock {location} while this runner was disconnected; this runner is stopping"
+                ) from None
+        except Exception as error:
+            if time.monotonic() > end:
+                raise EpochError(
+                    f"it is unknown whether epoch {epoch} was committed: {error}; the next start checks this",
+                    Topic.COMMIT_UNKNOWN,
+                ) from None
+        time.sleep(0.2)
+
+
 def acquire_lock(db: psycopg.Connection[Any], tables: PipelineTables) -> bool:
     """Take the lock of a pipeline for the lifetime of the connection. Return False if another connection holds it."""
     row = db.execute("SELECT pg_try_advisory_lock(%s)", (compute_lock_key(tables),)).fetchone()
@@ -52,7 +75,18 @@ def acquire_lock(db: psycopg.Connection[Any], tables: PipelineTables) -> bool:
 
 def compute_lock_key(tables: PipelineTables) -> int:
     """Return the number that identifies the advisory lock of a pipeline, a signed 64-bit integer."""
-    return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
+    return _compute_lock_number(tables)
+
+
+def _compute_lock_number(tables: PipelineTables, *purpose: str) -> int:
+    return xxhash.xxh64_intdigest("\0".join(("slackwater", tables.schema, tables.pipeline, *purpose)).encode()) - (
+        1 << 63
+    )
+
+
+def lock_merges(db: psycopg.Connection[Any], tables: PipelineTables) -> None:
+    """Wait until no other transaction merges staged rows of the pipeline, and prevent others until this transaction ends."""
+    db.execute("SELECT pg_advisory_xact_lock(%s)", (_compute_lock_number(tables, "merge"),))
 
 
 def find_lock_holder(db: psycopg.Connection[Any], tables: PipelineTables) -> str | None:

@@ -9,6 +9,7 @@ Only the newest version of each unit (all rows with the same hash) is written:
 
 A commit with many staged rows records only their tokens, and leaves the state table unchanged. Readers combine the table
 with the staged rows. A unit that changes in several epochs between two merges is thus written to the table only once.
+`background_merge.py` merges many rows while epochs continue. A commit merges few rows itself.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ import psycopg
 
 from slackwater.errors import EpochError, StateError, Topic
 from slackwater.state.commit import Commit, SegmentMetadata
-from slackwater.state.postgres import client
+from slackwater.state.postgres import client, pipeline_lock
 from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.postgres.staged_rows import delete_local_copies
 from slackwater.state.postgres.table_integrity import check_tables
-from slackwater.windows.state_layout import TOMBSTONE
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.state_layout import EMITTED, FLOOR, TOMBSTONE, WHOLE, KeyedStateLayout
 
 log = logging.getLogger("slackwater")
 
 FEW_ROWS = 10_000  # up to this number, staged rows are merged in every commit
-MOST_ROWS = 4_000_000  # above this number, staged rows are merged
-MOST_TOKENS = 16  # from this number of tokens per shard on, staged rows are merged, because a read searches all of them
+MOST_ROWS = 4_000_000  # above this number, staged rows are merged in the background
+MOST_TOKENS = 16  # from this number of tokens per shard on, too, because a read searches all of them
+OVERDUE = 2  # from this many times these limits on, a commit waits for the merge
 _SORTING = "64MB"  # `work_mem` for a merge of many rows
 
 Segments = Sequence[Sequence[SegmentMetadata]]
@@ -42,11 +45,21 @@ def list_staged_segments(segments: Segments) -> list[SegmentMetadata]:
     return [m for metas in segments for m in metas if m.file]
 
 
-def should_merge(segments: Segments) -> bool:
-    """Return whether to merge staged rows now, because they are few or have reached a limit. `segments`: per shard."""
+def are_few(segments: Segments) -> bool:
+    """Return whether a commit itself merges the staged rows of a stage, because they are few. `segments`: per shard."""
+    return sum(m.rows for m in list_staged_segments(segments)) <= FEW_ROWS
+
+
+def is_merge_due(segments: Segments, times: int = 1) -> bool:
+    """Return whether the staged rows of a stage have reached a limit. `segments`: per shard. `times`: factor of the limits."""
     rows = sum(m.rows for m in list_staged_segments(segments))
     most = max((sum(1 for m in metas if m.file) for metas in segments), default=0)
-    return rows <= FEW_ROWS or rows > MOST_ROWS or most >= MOST_TOKENS
+    return not are_few(segments) and (rows > times * MOST_ROWS or most >= times * MOST_TOKENS)
+
+
+def must_merge(segments: Segments) -> bool:
+    """Return whether the next commit cannot happen before the staged rows of a stage are merged. `segments`: per shard."""
+    return is_merge_due(segments, OVERDUE)
 
 
 def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMetadata], epoch: int) -> None:
@@ -96,40 +109,56 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
             Topic.STATE_DAMAGED,
         )
     state_columns = set(client.columns_of(db, state))
-    columns = [c for c in client.columns_of(db, staged) if c in state_columns]
-    values = ", ".join(
-        f"{c} = excluded.{c}" for c in map(client.quote_name, columns) if c not in ('"unit"', '"ordinal"')
-    )
+    columns = client.quote_names([c for c in client.columns_of(db, staged) if c in state_columns])
     # all versions of a unit belong to one shard, in which tokens are ordered from old to new
     tokens = [(m.file, version) for of_shard in segments for version, m in enumerate(of_shard) if m.file]
     names, versions = [token for token, _ in tokens], [version for _, version in tokens]
-    several = any(sum(1 for m in of_shard if m.file) > 1 for of_shard in segments)
     if sum(m.rows for m in metas) > FEW_ROWS:
         db.execute(f"SET LOCAL work_mem = '{_SORTING}'")
-    # delete each row that any version removed; if the newest version has the row again, it is written below
     removed = db.execute(
-        f"DELETE FROM {state} s USING (SELECT DISTINCT unit, ordinal FROM {staged} WHERE token = ANY(%s) AND kind = {TOMBSTONE}) t"
-        " WHERE s.unit = t.unit AND s.ordinal = t.ordinal",
+        # with an array, Postgres uses the index of the state table, whatever its statistics say
+        f"DELETE FROM {state} WHERE unit = ANY(ARRAY(SELECT unit FROM {staged} WHERE token = ANY(%s)))",
         (names,),
     ).rowcount
-    column_list = client.quote_names(columns)
-    if several:
-        source = (
-            f"(WITH picked AS MATERIALIZED (SELECT t.*, p.place FROM {staged} t JOIN unnest(%s::text[], %s::int[]) AS p (token, place)"
-            " USING (token)), newest AS (SELECT unit, max(place) AS place FROM picked GROUP BY unit)"
-            " SELECT picked.* FROM picked JOIN newest USING (unit, place)) t"
-        )
-        arguments: tuple[Any, ...] = (names, versions)
-    else:
-        source, arguments = f"(SELECT * FROM {staged} WHERE token = ANY(%s)) t", (names,)
-    # xmax is 0 in inserted rows, but not in replaced rows
     added = db.execute(
-        f"WITH written AS (INSERT INTO {state} ({column_list}) SELECT {column_list} FROM {source} WHERE kind <> {TOMBSTONE}"
-        f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values} RETURNING xmax = 0 AS is_new)"
-        " SELECT count(*) FILTER (WHERE is_new) FROM written",
-        arguments,
-    ).fetchone()
-    return (added[0] if added else 0) - removed
+        f"INSERT INTO {state} ({columns}) SELECT {columns} FROM (SELECT t.*, p.place, max(p.place) OVER (PARTITION BY t.unit) AS newest"
+        f" FROM {staged} t JOIN unnest(%s::text[], %s::int[]) AS p (token, place) USING (token)) versions"
+        f" WHERE place = newest AND kind <> {TOMBSTONE}",
+        (names, versions),
+    ).rowcount
+    return added - removed
+
+
+def delete_expired_rows(db: psycopg.Connection[Any], state: str, logic: KeyedStateLayout, watermark: int) -> int:
+    """Delete the units in which all rows have expired from a state table, and return the number of deleted rows.
+
+    Args:
+        db: A connection with an open transaction.
+        state: The quoted SQL name of the state table.
+        logic: The layout of the rows.
+        watermark: The watermark of the stage.
+    """
+    if watermark <= NO_WATERMARK:
+        return 0
+    rule = logic.expiry_bounds(watermark)
+
+    def expired(row: str) -> str:
+        return (
+            f"({row}.kind IN ({WHOLE}, {EMITTED}) AND {row}.closes_at <= {client.time_literal(rule.whole_upto)}"
+            f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {client.time_literal(rule.floor_upto)})"
+        )
+
+    latest = client.time_literal(max(rule))
+    return db.execute(
+        f"DELETE FROM {state} s WHERE s.closes_at <= {latest} AND {expired('s')} AND NOT EXISTS"
+        f" (SELECT 1 FROM {state} o WHERE o.unit = s.unit AND NOT {expired('o')})"
+    ).rowcount
+
+
+def table_size(db: psycopg.Connection[Any], table: str) -> int:
+    """Return the size of a table (quoted SQL name) in bytes, including indexes."""
+    row = db.execute("SELECT pg_total_relation_size(%s)", (table,)).fetchone()
+    return int(row[0]) if row else 0
 
 
 def build_merged_commit(commit: Commit) -> Commit:
@@ -180,10 +209,11 @@ def merge_staged_rows_at_start(
     if not any(list_staged_segments(s.segments) for s in commit.stages):
         return commit
     with db.transaction():
+        pipeline_lock.lock_merges(db, tables)
         merged = build_merged_commit(_merge_stages(db, tables, commit))
         row = db.execute(
-            f"UPDATE {tables.pipelines} SET record = record || jsonb_build_object('stages', %s::jsonb -> 'stages')"
-            " WHERE pipeline_name = %s AND epoch = %s",
+            f"UPDATE {tables.pipelines} SET record = record || jsonb_build_object('stages', %s::jsonb -> 'stages'),"
+            " commit_id = gen_random_uuid() WHERE pipeline_name = %s AND epoch = %s",
             (merged.model_dump_json(), tables.pipeline, commit.epoch),
         )
         if row.rowcount != 1:

@@ -20,7 +20,6 @@ import json
 import logging
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -34,9 +33,10 @@ import psycopg
 from psycopg import errors
 
 from slackwater.core.schema import YEARS, ValueLimits
-from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError, Topic
+from slackwater.errors import EpochError, FencedError, StartError, StateError, Topic
 from slackwater.state.commit import FORMAT, Commit, OutputMetadata, SegmentMetadata
 from slackwater.state.postgres import client, commit_log, pipeline_lock, schema_setup, staged_row_merge, table_ownership
+from slackwater.state.postgres.background_merge import BackgroundMerges
 from slackwater.state.postgres.commit_transaction import TargetRefusedError, Transaction, separate_refused_targets
 from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.postgres.shard import PostgresShard
@@ -45,7 +45,6 @@ from slackwater.state.run_history import Run
 
 log = logging.getLogger("slackwater")
 
-PATIENCE_S = 30.0  # seconds during which a runner tries to reconnect
 T = TypeVar("T")
 
 
@@ -85,6 +84,7 @@ class PostgresStore:
         self._reached: frozenset[str] = frozenset()
         self._version = FORMAT  # format of the stored commit
         self._named: frozenset[str] = frozenset()  # tokens of the staged rows that the latest commit references
+        self._merges = BackgroundMerges(self._url, self.tables)
 
     @property
     def checkpoint(self) -> Path:
@@ -106,6 +106,7 @@ class PostgresStore:
     def _begin(self, start: Callable[[], T]) -> T:
         """Take the lock, create the shared tables, and return the result of `start`. On an error, close the store."""
         self.checkpoint.mkdir(parents=True, exist_ok=True)
+        self._merges.stop()
         try:
             with client.report_errors(self.location):
                 self._connect()
@@ -116,6 +117,8 @@ class PostgresStore:
             raise
 
     def _open_latest(self) -> Commit | None:
+        # a runner that was killed or disconnected may still have a merge on the server
+        pipeline_lock.lock_merges(self._db, self.tables)
         latest = commit_log.read_latest_commit(self._db, self.tables, self.location)
         commit, self._published, self._version = latest or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
@@ -211,6 +214,7 @@ class PostgresStore:
     @_report_epoch_errors
     def remove(self) -> None:
         """Delete the state, and release the lock. Call `prepare` for each stage first."""
+        self._merges.stop()
         with self._db.transaction():
             for stage in self._stages:
                 table_ownership.drop_owned_tables(self._db, self.tables.for_stage(stage))
@@ -219,6 +223,7 @@ class PostgresStore:
         self.close()
 
     def close(self) -> None:
+        self._merges.stop()
         self._disconnect()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -249,33 +254,40 @@ class PostgresStore:
         url = getattr(target, "url", None)
         return isinstance(url, str) and client.role_and_database(url) == client.role_and_database(self._url)
 
+    @_report_epoch_errors
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         if commit.epoch != self._epoch + 1:
             raise FencedError(
                 f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest epoch that this runner knows; "
                 "nothing was committed, and this runner is stopping"
             )
-        commit_id = uuid.uuid4()
+        with self._merges.apply_before_commit(self._db, commit, waits=any(self._altering.values())) as commit:
+            stored = self._commit_or_resolve(commit, publish, commit_id := uuid.uuid4())
+            self._merges.record_commit(stored, commit_id)
+        self._epoch = commit.epoch
+        self._named = staged_row_merge.clear_merged_rows(self._db, self.tables, self._named, commit, stored)
+        self._reached = frozenset(stored.reached)
+        if publish is not None and not stored.missing(()):
+            self._published = commit.epoch
+        self._merges.start_if_due(self._stages)
+        return stored
+
+    def _commit_or_resolve(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
+        """Run the transaction of a commit, and return the stored commit. If the connection is lost, reconnect once."""
         try:
             self._migrate()
             try:
-                stored = self._transact(commit, publish, commit_id)
+                return self._transact(commit, publish, commit_id)
             except TargetRefusedError as refused:
                 # commit without the target, and publish later, as for targets in other databases
                 log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
                 publish, commit = None, commit.model_copy(update={"reached": ()})
-                stored = self._transact(commit, publish, commit_id)
+                return self._transact(commit, publish, commit_id)
         except psycopg.Error as error:
             is_lost = self._db.closed and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
             if not is_lost and not isinstance(error, errors.AdminShutdown):
                 raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
-            stored = self._resolve_lost_commit(commit, publish, commit_id, error)
-        self._epoch = commit.epoch
-        self._named = staged_row_merge.clear_merged_rows(self._db, self.tables, self._named, commit, stored)
-        self._reached = frozenset(commit.reached)
-        if publish is not None and not commit.missing(()):
-            self._published = commit.epoch
-        return stored
+            return self._resolve_lost_commit(commit, publish, commit_id, error)
 
     def _resolve_lost_commit(
         self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
@@ -286,7 +298,8 @@ class PostgresStore:
         """
         epoch, reason = commit.epoch, client.error_reason(error)
         log.warning("%s: the connection was lost during the commit of epoch %d: %s", self._pipeline, epoch, reason)
-        self._reconnect(commit.epoch)
+        self._disconnect()
+        self._connection = pipeline_lock.reconnect_with_lock(self._url, self.tables, self.location, epoch)
         row = self._db.execute(
             f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
         ).fetchone()
@@ -318,27 +331,6 @@ class PostgresStore:
         )
         self._altering.clear()
         return stored
-
-    def _reconnect(self, epoch: int) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                self._connect()
-                return
-            except LockHeldError:
-                # the server may not have closed the old connection yet
-                if time.monotonic() > end:
-                    raise FencedError(
-                        f"another runner took the lock {self.location} while this runner was disconnected; this runner "
-                        "is stopping"
-                    ) from None
-            except Exception as error:
-                if time.monotonic() > end:
-                    raise EpochError(
-                        f"it is unknown whether epoch {epoch} was committed: {error}; the next start checks this",
-                        Topic.COMMIT_UNKNOWN,
-                    ) from None
-            time.sleep(0.2)
 
     # -- after the commit ----------------------------------------------------------------------------------------
 
