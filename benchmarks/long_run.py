@@ -1,7 +1,8 @@
-"""`python -m benchmarks.long_run`: run many tiny epochs, and show whether time, memory, files or connections grow.
+"""`python -m benchmarks.long_run`: run a pipeline for long, and show whether time, memory, files or connections grow.
 
-A pipeline in a separate process reads one file of two thousand rows per epoch, as fast as it can. Files are written a few epochs
-before they are read, and removed some time later, as under a retention. Results are kept. All processes are sampled from time to time.
+With `--epochs`, a pipeline in a separate process reads one file of two thousand rows per epoch, as fast as it can. Files are written
+a few epochs before they are read. With `--minutes`, a file of 200,000 rows arrives every second, and an epoch starts every five seconds.
+Files are removed some time after they are read, as under a retention. Results are kept. All processes are sampled from time to time.
 """
 
 from __future__ import annotations
@@ -12,30 +13,51 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from statistics import median
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
-from benchmarks.benchmark_cases import FEW, EventStream, Window
+from benchmarks.benchmark_cases import FEW, MANY, EventStream, Window
 from benchmarks.event_files import SCHEMA, generate_epoch_frames
 from benchmarks.long_run_plot import draw_long_run
 from benchmarks.run_statistics import describe_machine
 from benchmarks.worker_process import build_worker_environment, exit_on_sigterm, kill_process_tree
 
-ROWS, AHEAD, KEPT, LOOKS = 2_000, 10, 200, 200
+AHEAD, KEPT, LOOKS = 10, 200, 200
 _MIB = 1024**2
-_POOL = 50  # number of different epochs; they are repeated with later times
 _WARM = 0.1  # share of the epochs that warm up the compilers and do not count
+_EPOCH_S = 5  # seconds between the epochs of a run with a rate
+_TRIES_PER_S = 20
+
+
+class Load(NamedTuple):
+    """The rows that a pipeline reads, and the gap of its sessions.
+
+    Each epoch of `stream` is a file. The files are repeated with later times. If `paced`, a file arrives every `step_s` seconds.
+    """
+
+    stream: EventStream
+    gap_s: int
+    paced: bool
+
+
+TINY = Load(EventStream(FEW, 2_000, step_s=1, epochs=50), gap_s=10, paced=False)
+PACED = Load(EventStream(MANY, 200_000, step_s=1, epochs=30), gap_s=3, paced=True)
 
 
 class ResourceSample(NamedTuple):
-    """Resources of a pipeline's processes after `epoch` epochs. `seconds` and `cpu_s` are per epoch since the previous sample."""
+    """Resources of a pipeline's processes after `epoch` epochs. `seconds` and `cpu_s` are per epoch since the previous sample.
+
+    `unread_files` is the number of input files that wait for an epoch.
+    """
 
     epoch: int
     seconds: float
@@ -47,13 +69,25 @@ class ResourceSample(NamedTuple):
     open_files: int
     connections: int
     threads: int
+    unread_files: int = 0
 
 
-FLAT = ("seconds", "cpu_s", "jvm_mib", "python_mib", "state_files", "state_mib", "open_files", "connections", "threads")
+FLAT = (
+    "seconds",
+    "cpu_s",
+    "jvm_mib",
+    "python_mib",
+    "state_files",
+    "state_mib",
+    "open_files",
+    "connections",
+    "threads",
+    "unread_files",
+)
 
 
-def run_child_pipeline(home: Path, postgres: str | None) -> None:
-    """Run the pipeline, and print the number of each epoch."""
+def run_child_pipeline(home: Path, load: Load, postgres: str | None) -> None:
+    """Run the pipeline, and print the number of files of each epoch."""
     import slackwater as sw
     from benchmarks.window_queries import build_slackwater_window
 
@@ -71,52 +105,56 @@ def run_child_pipeline(home: Path, postgres: str | None) -> None:
             query=f"{home}/in/*.parquet",
             format="parquet",
             schema=SCHEMA,
-            max_files_per_trigger=1,
+            max_files_per_trigger=None if load.paced else 1,
         ),
-        window=build_slackwater_window(Window("session", 10)),
+        window=build_slackwater_window(Window("session", load.gap_s)),
         target=lake,
         target_path=str(home / "out"),
         target_format="parquet",
         state_store=store,
+        trigger_interval=f"{_EPOCH_S}s" if load.paced else None,
         spark_settings={"spark.master": "local[2]", "spark.driver.memory": "2g"},
-        on_status=lambda status: print(status.epoch, flush=True) if status.rows else None,
+        on_status=lambda status: print(status.rows // load.stream.rows, flush=True) if status.rows else None,
     )
 
 
 class InputWriter:
-    """Writer of the input files. It stays a few epochs ahead of the pipeline, and removes old files."""
+    """Writer of the input files. It stays a few files ahead of the pipeline or follows the clock, and removes old files."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._next, self._gone = directory, 0, 0
-        stream = EventStream(FEW, ROWS, step_s=1, epochs=_POOL)
-        self._pool = list(generate_epoch_frames(stream))
-        self._seconds = stream.epochs * stream.step_s
+    def __init__(self, directory: Path, load: Load) -> None:
+        self._directory, self._load, self._next, self._gone = directory, load, 0, 0
+        self._began = time.monotonic()
+        self._pool = list(generate_epoch_frames(load.stream))
         directory.mkdir(parents=True)
 
-    def write_and_remove_files(self, epoch: int) -> None:
-        """Write and remove files after the pipeline has read this many epochs."""
+    def write_and_remove_files(self, read: int) -> int:
+        """Write and remove files after the pipeline has read this many. Return the number of files that it has not read."""
         import polars as pl
 
-        while self._next < epoch + AHEAD:
-            later = pl.duration(seconds=self._next // _POOL * self._seconds)
-            frame = self._pool[self._next % _POOL].with_columns(pl.col("ts") + later)
+        stream = self._load.stream
+        elapsed = (time.monotonic() - self._began) / stream.step_s
+        while self._next < (elapsed if self._load.paced else read + AHEAD):
+            later = pl.duration(seconds=self._next // stream.epochs * stream.epochs * stream.step_s)
+            frame = self._pool[self._next % stream.epochs].with_columns(pl.col("ts") + later)
             written = self._directory / f".{self._next}"
             frame.write_parquet(written)
-            written.rename(self._epoch_file(self._next))
+            written.rename(self._path_of_file(self._next))
             self._next += 1
-        while self._gone < epoch - KEPT:
-            self._epoch_file(self._gone).unlink()
+        while self._gone < read - KEPT:
+            self._path_of_file(self._gone).unlink()
             self._gone += 1
+        return self._next - read
 
-    def _epoch_file(self, epoch: int) -> Path:
-        return self._directory / f"{epoch:08d}.parquet"
+    def _path_of_file(self, number: int) -> Path:
+        return self._directory / f"{number:08d}.parquet"
 
 
-def run_and_sample_pipeline(home: Path, epochs: int, postgres: str | None) -> Iterator[ResourceSample]:
+def run_and_sample_pipeline(home: Path, load: Load, epochs: int, postgres: str | None) -> Iterator[ResourceSample]:
     """Run the pipeline for this many epochs and yield samples. Raise RuntimeError if it ends earlier."""
-    feed, every = InputWriter(home / "in"), max(epochs // LOOKS, 5)
+    feed, every = InputWriter(home / "in", load), max(epochs // LOOKS, 5)
     feed.write_and_remove_files(0)
     command = [sys.executable, "-m", "benchmarks.long_run", "--child", str(home)]
+    command += ["--paced"] if load.paced else []
     command += ["--postgres", postgres] if postgres else []
     with (
         (home / "log").open("wb") as log,
@@ -127,19 +165,43 @@ def run_and_sample_pipeline(home: Path, epochs: int, postgres: str | None) -> It
         root, spent = psutil.Process(process.pid), dict[int, float]()
         try:
             assert process.stdout is not None
-            before, sampled_s, cpu = 0, time.monotonic(), 0.0
-            for done, _ in enumerate(process.stdout, start=1):
-                feed.write_and_remove_files(done)
+            done, read, before, sampled_s, cpu = 0, 0, 0, time.monotonic(), 0.0
+            for line in _read_lines_or_none(process.stdout):
+                unread = feed.write_and_remove_files(read)
+                if line is None:
+                    continue
+                done, read = done + 1, read + int(line)
                 if done - before >= every or done == epochs:
                     now, used = time.monotonic(), _cpu_seconds(root, spent)
                     each = done - before
-                    yield _take_sample(root, home, done, (now - sampled_s) / each, (used - cpu) / each)
+                    yield _take_sample(root, home, done, (now - sampled_s) / each, (used - cpu) / each, unread)
                     before, sampled_s, cpu = done, now, used
                 if done >= epochs:
                     return
             raise RuntimeError(f"the pipeline ended: {(home / 'log').read_text(errors='replace')[-2000:]}")
         finally:
             kill_process_tree(root)
+
+
+def _read_lines_or_none(lines: IO[str]) -> Iterator[str | None]:
+    """Yield each line, and None whenever no line arrives within a moment."""
+    arrived: SimpleQueue[str] = SimpleQueue()
+
+    def read_all() -> None:
+        for line in lines:
+            arrived.put(line)
+        arrived.put("")
+
+    threading.Thread(target=read_all, daemon=True).start()
+    while True:
+        try:
+            line = arrived.get(timeout=1 / _TRIES_PER_S)
+        except Empty:
+            yield None
+        else:
+            if not line:
+                return
+            yield line
 
 
 def _cpu_seconds(root: psutil.Process, spent: dict[int, float]) -> float:
@@ -150,7 +212,9 @@ def _cpu_seconds(root: psutil.Process, spent: dict[int, float]) -> float:
     return sum(spent.values())
 
 
-def _take_sample(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: float) -> ResourceSample:
+def _take_sample(
+    root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: float, unread: int
+) -> ResourceSample:
     jvm = python = files = connections = threads = 0
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.Error):
@@ -171,6 +235,7 @@ def _take_sample(root: psutil.Process, home: Path, epoch: int, seconds: float, c
         files,
         connections,
         threads,
+        unread,
     )
 
 
@@ -197,7 +262,7 @@ def compute_growth_by_figure(samples: Sequence[ResourceSample]) -> Mapping[str, 
 def format_report(measurement: Mapping[str, Any]) -> Iterator[str]:
     about, samples = measurement["machine"], [ResourceSample(**sample) for sample in measurement["looks"]]
     yield (
-        f"{samples[-1].epoch:,} epochs of {ROWS:,} rows, state in {measurement['state']}, {about['cores']} cores, load {about['load_before']:.1f} before "
+        f"{samples[-1].epoch:,} epochs, {measurement['rows']}, state in {measurement['state']}, {about['cores']} cores, load {about['load_before']:.1f} before "
         f"and {about['load_after']:.1f} after"
     )
     yield f"{'':<16}{'first quarter':>14}{'last quarter':>14}{'times':>8}"
@@ -209,22 +274,26 @@ def format_report(measurement: Mapping[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_run", description=__doc__)
-    parser.add_argument("--epochs", type=int, default=20_000)
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--epochs", type=int, default=20_000, help="tiny epochs, as fast as possible")
+    amount.add_argument("--minutes", type=int, help="minutes with 200,000 rows per second")
     parser.add_argument("--state", choices=["files", "postgres"], default="files")
     parser.add_argument("--svg", type=Path, help="write the plot to this file")
     parser.add_argument("--json", type=Path, help="write all figures to this file; with --draw, read them from it")
     parser.add_argument("--draw", action="store_true", help="only draw the plot of the figures in --json")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--postgres", help=argparse.SUPPRESS)
+    parser.add_argument("--paced", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        run_child_pipeline(options.child, options.postgres)
+        run_child_pipeline(options.child, PACED if options.paced else TINY, options.postgres)
         return 0
     exit_on_sigterm()
     if options.draw:
         measurement = json.loads(options.json.read_text())
     else:
-        measurement = _run_measurement(options.epochs, options.state)
+        load, epochs = (PACED, options.minutes * 60 // _EPOCH_S) if options.minutes else (TINY, options.epochs)
+        measurement = _run_measurement(load, epochs, options.state)
         if options.json:
             options.json.write_text(json.dumps(measurement) + "\n")
     print("\n".join(format_report(measurement)))
@@ -235,7 +304,7 @@ def main() -> int:
     return 0
 
 
-def _run_measurement(epochs: int, state: str) -> dict[str, Any]:
+def _run_measurement(load: Load, epochs: int, state: str) -> dict[str, Any]:
     from slackwater.testing.services import Postgres
 
     about, samples = describe_machine(), list[ResourceSample]()
@@ -243,11 +312,12 @@ def _run_measurement(epochs: int, state: str) -> dict[str, Any]:
         tempfile.TemporaryDirectory(prefix="slackwater-flat-") as home,
         Postgres.started() if state == "postgres" else nullcontext() as server,
     ):
-        for sample in run_and_sample_pipeline(Path(home), epochs, server.url if server else None):
+        for sample in run_and_sample_pipeline(Path(home), load, epochs, server.url if server else None):
             samples.append(sample)
             print(f"{sample.epoch:,} epochs: {sample.seconds:.3f} s, {sample.cpu_s:.3f} s of CPU each", file=sys.stderr)
     about["load_after"] = os.getloadavg()[0]
-    return {"machine": about, "state": state, "looks": [sample._asdict() for sample in samples]}
+    rows = f"{load.stream.rows:,} rows per {'second' if load.paced else 'epoch'}"
+    return {"machine": about, "state": state, "rows": rows, "looks": [sample._asdict() for sample in samples]}
 
 
 if __name__ == "__main__":

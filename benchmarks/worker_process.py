@@ -122,11 +122,12 @@ def run_worker(
     return result | {
         "epochs": _epochs_with_cpu(result["batches"], data, usage),
         "output": result.get("output") or summary(work / "out"),
-        "state_on_disk": _directory_bytes(work / ("checkpoint/state" if system in NATIVE else "state")),
+        "state_on_disk": directory_bytes(work / ("checkpoint/state" if system in NATIVE else "state")),
     }
 
 
-def _directory_bytes(directory: Path) -> int:
+def directory_bytes(directory: Path) -> int:
+    """Return the total size of the files below a directory."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 

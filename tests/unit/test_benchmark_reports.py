@@ -295,20 +295,31 @@ def test_long_run_plot_has_a_line_per_figure() -> None:
     named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Seconds per epoch", "Memory, MiB", "open files: 4", "400"} <= set(named)
     lines_of = list(plot.iter("{http://www.w3.org/2000/svg}polyline"))
-    assert len(lines_of) == len(long_run.FLAT) - 1  # except the bytes of the state
+    assert len(lines_of) == len(long_run.FLAT) - 2  # except the bytes of the state and the unread files
     ys = [float(y) for y in re.findall(r",([\d.]+)", lines_of[-3].attrib["points"])]
     assert ys == sorted(ys, reverse=True) and len(set(ys)) == 4  # the line rises
 
 
 def test_long_run_input_writer_creates_files_ahead_and_deletes_old_files(tmp_path: Path) -> None:
-    feed = long_run.InputWriter(tmp_path / "in")
-    feed.write_and_remove_files(0)
+    feed = long_run.InputWriter(tmp_path / "in", long_run.TINY)
+    assert feed.write_and_remove_files(0) == long_run.AHEAD
     assert len(list((tmp_path / "in").iterdir())) == long_run.AHEAD
     feed.write_and_remove_files(long_run.KEPT + 7)
     epochs = sorted(int(p.stem) for p in (tmp_path / "in").glob("*.parquet"))
     assert epochs == list(range(7, long_run.KEPT + 7 + long_run.AHEAD))
     first, again = (pl.read_parquet(tmp_path / "in" / f"{n:08d}.parquet") for n in (57, 107))
     assert (again["ts"] - first["ts"]).unique().to_list() == [timedelta(seconds=50)]
+
+
+def test_paced_input_writer_creates_a_file_per_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(long_run.time, "monotonic", lambda: clock[0])
+    load = long_run.Load(EventStream(5, 10, step_s=1, epochs=2), gap_s=3, paced=True)
+    feed = long_run.InputWriter(tmp_path / "in", load)
+    assert feed.write_and_remove_files(0) == 0
+    clock[0] += 7.5
+    assert feed.write_and_remove_files(5) == 3
+    assert len(list((tmp_path / "in").iterdir())) == 8
 
 
 def test_generated_records_are_not_late_for_any_peer_engine() -> None:
