@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -67,7 +67,7 @@ class StatusLine(NamedTuple):
     keys: int
 
 
-def run_child_pipeline(home: Path, store: str, options: Mapping[str, str]) -> None:
+def run_child_pipeline(home: Path, store: str, options: Mapping[str, Any]) -> None:
     """Run the pipeline until it is killed. Print a line per epoch."""
     import slackwater as sw
 
@@ -145,8 +145,10 @@ def _await_epochs(process: subprocess.Popen[str], usage: ProcessTreeUsage, epoch
     return lines
 
 
-def measure_large_state(home: Path, store: str, keys: int, options: Mapping[str, str], size: Any) -> LargeState:
-    """Measure one number of keys. `size` returns the bytes of the state."""
+def measure_large_state(
+    home: Path, store: str, keys: int, options: Mapping[str, str], read_size: Callable[[], int]
+) -> LargeState:
+    """Measure one number of keys. `read_size` returns the bytes of the state."""
     rng, loads = np.random.default_rng(7), -(-keys // _LOADED)
     for number in range(loads):
         write_epoch(home, number, np.arange(number * _LOADED, min((number + 1) * _LOADED, keys)))
@@ -177,7 +179,7 @@ def measure_large_state(home: Path, store: str, keys: int, options: Mapping[str,
         round(max(seconds), 3),
         round(first.ended_s - began, 2),
         {role: round(peak / _MIB) for role, peak in usage.peak.items()},
-        round(size() / _MIB, 1),
+        round(read_size() / _MIB, 1),
     )
 
 
@@ -234,12 +236,13 @@ def draw_large_state(results: Sequence[LargeState]) -> str:
     """Return an SVG: a panel per figure and a line per store, over the number of keys."""
     most = max(r.keys for r in results)
     panels = []
-    for name, figure in (
+    figures: tuple[tuple[str, Callable[[LargeState], float]], ...] = (
         ("Seconds per epoch with 100,000 touched keys", lambda r: r.epoch_s),
         ("Seconds from a start after a kill to its first commit", lambda r: r.restart_s),
         ("Peak memory, MiB", lambda r: r.memory_mib["total"]),
         ("State, MiB", lambda r: r.state_mib),
-    ):
+    )
+    for name, figure in figures:
         lines = [
             (store, [(float(r.keys), float(figure(r))) for r in results if r.store == store])
             for store in dict.fromkeys(r.store for r in results)

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import polars as pl
 import pytest
 from benchmarks import (
     compare_reports,
     driver_cost_per_epoch,
+    large_state,
     long_run,
     no_op_step_baseline,
     report,
@@ -36,7 +38,7 @@ from benchmarks.benchmark_cases import (
     shrink_stream,
 )
 from benchmarks.driver_cost_per_epoch_plot import draw_driver_cost as draw_shards
-from benchmarks.event_files import FILES_PER_EPOCH, SIDES, generate_epoch_frames, write_stream_files
+from benchmarks.event_files import FILES_PER_EPOCH, SIDES, START, generate_epoch_frames, write_stream_files
 from benchmarks.job_runner import BatchProgressListener, StatusLog, collect_epochs
 from benchmarks.kafka_topics import PARTITIONS, EventTopic, encode_json_records
 from benchmarks.long_run_plot import draw_long_run
@@ -320,6 +322,34 @@ def test_paced_input_writer_creates_a_file_per_second(tmp_path: Path, monkeypatc
     clock[0] += 7.5
     assert feed.write_and_remove_files(5) == 3
     assert len(list((tmp_path / "in").iterdir())) == 8
+
+
+def build_large_state(keys: int, epoch_s: float) -> large_state.LargeState:
+    memory = {"driver_jvm": 500.0, "driver_python": 200.0, "python_workers": 300.0, "total": 1000.0}
+    return large_state.LargeState("files", keys, 5e5, epoch_s, 0.5, 1.0, 12.0, memory, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("epoch_s", "verdict"), [(0.65, "1.30 times as long as 1,000,000 (goal 1.3: met)"), (0.7, "MISSED")]
+)
+def test_large_state_report_compares_the_most_keys_with_a_million(epoch_s: float, verdict: str) -> None:
+    results = [build_large_state(1_000_000, 0.5), build_large_state(50_000_000, epoch_s)]
+    machine = {"cores": 2, "load_before": 0.1, "load_after": 1.0}
+    lines = list(large_state.format_report({"machine": machine, "results": [r._asdict() for r in results]}))
+    assert verdict in lines[-1] and "| files | 50,000,000 | 500,000 |" in lines[-2]
+
+
+def test_large_state_plot_has_a_panel_per_figure() -> None:
+    plot = large_state.draw_large_state([build_large_state(100_000, 0.4), build_large_state(10_000_000, 0.6)])
+    assert len(list(ElementTree.fromstring(plot).iter("{http://www.w3.org/2000/svg}polyline"))) == 4
+
+
+def test_large_state_epochs_contain_a_row_per_key(tmp_path: Path) -> None:
+    large_state.write_epoch(tmp_path, 3, np.array([5, 7, 9]))
+    rows = pl.concat(pl.read_parquet(path) for path in sorted((tmp_path / "in").iterdir()))
+    assert sorted(rows["k"]) == ["user-5", "user-7", "user-9"]
+    seconds = (rows["ts"] - pl.select(START).item()).dt.total_seconds()
+    assert set(seconds) == {3}
 
 
 def test_generated_records_are_not_late_for_any_peer_engine() -> None:
