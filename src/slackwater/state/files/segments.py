@@ -109,6 +109,10 @@ class SegmentReader:
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         """Return the newest version of each unit with one of these hashes (sorted, unique)."""
+        return self.units_and_missing(hashes)[0]
+
+    def units_and_missing(self, hashes: Int64s) -> tuple[pl.DataFrame, Int64s]:
+        """Return the newest version of each unit with one of these hashes (sorted, unique), and the hashes without a unit."""
         frames: list[pl.DataFrame] = []
         for segment in reversed(self.segments):
             if not len(hashes):
@@ -118,7 +122,7 @@ class SegmentReader:
             if hit.any():
                 frames.append(segment.rows(_expand_ranges(begin[hit], end[hit])))
                 hashes = hashes[~hit]
-        return self._concat_visible(frames)
+        return self._concat_visible(frames), hashes
 
     def due(self, when: DueRowFilter) -> pl.DataFrame:
         """Return all rows of each unit whose newest version has a due row."""

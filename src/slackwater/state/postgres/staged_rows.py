@@ -68,9 +68,9 @@ class StagedRows:
     def units(self, hashes: Int64s) -> tuple[pl.DataFrame, Int64s]:
         """Return the newest staged rows with these hashes (sorted, unique), and the hashes without staged rows."""
         if not self._metas:
-            return SegmentReader([], self._schema).units(hashes), hashes
+            return SegmentReader([], self._schema).units_and_missing(hashes)
         reader = self._reader_for(hashes) if len(hashes) < FEW else self.all()
-        return reader.units(hashes), hashes[~_covered(reader, hashes)]
+        return reader.units_and_missing(hashes)
 
     def select_unstaged(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return those `rows` of the state table for which no newer version is staged."""
