@@ -40,7 +40,7 @@ KEYS = (100_000, 1_000_000, 10_000_000, 50_000_000)
 STORES = ("files", "postgres", "bucket")
 GOAL = 1.3
 _LOADED, _TOUCHED, _EPOCHS, _WARM_UP = 1_000_000, 100_000, 20, 8
-_SAMPLE_S, _SECONDS = 0.2, 600
+_SAMPLE_S, _POLL_S, _SECONDS = 0.25, 0.01, 600
 _MIB = 1024**2
 
 
@@ -130,18 +130,21 @@ def _running_pipeline(home: Path, store: str, options: Mapping[str, str]) -> Ite
 
 def _await_epochs(process: subprocess.Popen[str], usage: ProcessTreeUsage, epochs: int, home: Path) -> list[StatusLine]:
     """Wait for the ends of this many epochs. Raise RuntimeError if the pipeline ends or nothing happens for long."""
-    root, lines, last = psutil.Process(process.pid), list[StatusLine](), time.monotonic()
+    root, lines, last, sampled = psutil.Process(process.pid), list[StatusLine](), time.monotonic(), 0.0
     assert process.stdout is not None
     while len(lines) < epochs:
-        usage.take_sample(root)
         if line := process.stdout.readline():
-            rows, keys = map(int, line.split())
-            lines.append(StatusLine(time.monotonic(), usage.spent[-1][1], rows, keys))
             last = time.monotonic()
+            usage.take_sample(root)
+            rows, keys = map(int, line.split())
+            lines.append(StatusLine(last, usage.spent[-1][1], rows, keys))
         elif process.poll() is not None or time.monotonic() - last > _SECONDS:
             raise RuntimeError(f"the pipeline ended or stood still: {(home / 'log').read_text()[-3000:]}")
         else:
-            time.sleep(_SAMPLE_S)
+            if time.monotonic() - sampled > _SAMPLE_S:
+                usage.take_sample(root)
+                sampled = time.monotonic()
+            time.sleep(_POLL_S)
     return lines
 
 

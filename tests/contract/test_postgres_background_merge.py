@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from tests.laws.generators import window_revision_runs, window_update_runs
+from tests.support.background_merges import (
+    SECONDS,
+    HeldMerge,
+    commit_epochs,
+    create_store,
+    merge_after_three_tokens,
+    query_rows,
+    read_snapshot_users,
+    read_stored_tokens,
+    read_table_users,
+    terminate_connection,
+    wait_until,
+)
 from tests.support.case_selection import select_cases
 from tests.support.session_store_commits import (
     LOGIC,
     build_open_session_rows,
-    commit_sessions_of_users,
     open_session_store,
     read_session_users,
 )
@@ -27,8 +38,6 @@ from slackwater.state.postgres import background_merge, pipeline_lock, staged_ro
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.windows.state_layout import NEVER
 
-SECONDS = 60
-
 
 @pytest.fixture
 def database_url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
@@ -36,69 +45,8 @@ def database_url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]
 
 
 @pytest.fixture(autouse=True)
-def merge_after_three_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start a background merge as soon as a shard has three tokens, however few rows they have."""
-    monkeypatch.setattr(staged_row_merge, "FEW_ROWS", -1)
-    monkeypatch.setattr(staged_row_merge, "MOST_TOKENS", 3)
-    monkeypatch.setattr(staged_row_merge, "OVERDUE", 100)
-
-
-def create_store(url: str) -> PostgresStore:
-    return PostgresStore(url, "public", "p")
-
-
-def query_rows(url: str, query: str) -> list[Any]:
-    with psycopg.connect(url, autocommit=True) as db:
-        return db.execute(query).fetchall()  # type: ignore[arg-type]
-
-
-def read_table_users(url: str, table_kind: str = "state") -> list[Any]:
-    return [user for (user,) in query_rows(url, f'SELECT "user" FROM "slackwater_{table_kind}_p" ORDER BY 1')]
-
-
-def read_snapshot_users(url: str) -> list[str]:
-    with create_store(url).peek() as snapshot:
-        return read_session_users(snapshot)
-
-
-def read_stored_tokens(url: str) -> list[str]:
-    with create_store(url).peek() as snapshot:
-        assert snapshot is not None
-        return [m.file for m in snapshot.commit.stages[0].segments[0]]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, "nothing happened within a minute"
-        time.sleep(0.02)
-
-
-def commit_epochs(store: PostgresStore, *epochs: str, after: Commit | None = None) -> Commit:
-    """Commit an epoch per text, which has a letter per user, such as "ab"."""
-    done = after
-    for users in epochs:
-        done = commit_sessions_of_users(store, done, *users)
-    assert done is not None
-    return done
-
-
-class HeldMerge:
-    """Merges of a store that stop before they update the stored commit, until `release`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self._released = threading.Event(), threading.Event()
-        record = background_merge.BackgroundMerges._record_merge
-
-        def wait_and_record(merges: Any, *arguments: Any) -> None:
-            self.reached.set()
-            assert self._released.wait(SECONDS)
-            record(merges, *arguments)
-
-        monkeypatch.setattr(background_merge.BackgroundMerges, "_record_merge", wait_and_record)
-
-    def release(self) -> None:
-        self._released.set()
+def merge_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    merge_after_three_tokens(monkeypatch)
 
 
 def merge_backends(url: str) -> list[int]:
@@ -195,7 +143,7 @@ def test_failed_merge_is_logged_and_repeated(
     done = commit_epochs(store, "ab", "ac", "acd")
     assert held.reached.wait(SECONDS)
     (pid,) = merge_backends(database_url)
-    query_rows(database_url, f"SELECT pg_terminate_backend({pid})")
+    terminate_connection(database_url, pid)
     with caplog.at_level(logging.WARNING, logger="slackwater"):
         held.release()
         wait_until(lambda: not store._merges._merge.is_running)
@@ -266,7 +214,7 @@ def test_start_waits_for_a_merge_of_a_disconnected_runner(database_url: str, mon
     held, first = HeldMerge(monkeypatch), open_session_store(lambda: create_store(database_url))
     done = commit_epochs(first, "ab", "ac", "acd")
     assert held.reached.wait(SECONDS)
-    query_rows(database_url, f"SELECT pg_terminate_backend({first._db.info.backend_pid})")
+    terminate_connection(database_url, first._db.info.backend_pid)
     second, opened = create_store(database_url), list[Commit]()
     opening = threading.Thread(target=lambda: opened.append(second.open()))  # type: ignore[arg-type]
     opening.start()
@@ -297,7 +245,7 @@ def test_merge_of_a_replaced_runner_has_no_effect(database_url: str, monkeypatch
     monkeypatch.setattr(pipeline_lock, "lock_merges", wait_and_lock)
     first = open_session_store(lambda: create_store(database_url))
     commit_epochs(first, "ab", "ac", "acd")
-    query_rows(database_url, f"SELECT pg_terminate_backend({first._db.info.backend_pid})")
+    terminate_connection(database_url, first._db.info.backend_pid)
     second = create_store(database_url)
     latest = second.open()
     second.prepare(LOGIC)

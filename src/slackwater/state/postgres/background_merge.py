@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import psycopg
 
-from slackwater.errors import StartError, StateError
+from slackwater.errors import StateError
 from slackwater.state.commit import Commit
 from slackwater.state.postgres import client, pipeline_lock, staged_row_merge
 from slackwater.state.postgres.pipeline_tables import PipelineTables
@@ -30,6 +31,7 @@ from slackwater.windows.state_layout import KeyedStateLayout
 log = logging.getLogger("slackwater")
 
 _STOP_S = 10.0  # seconds that `stop` waits for the end of a merge
+_CANCEL_S = 2.0  # seconds within which the server must accept a request to cancel a statement
 
 
 class MergedStage(NamedTuple):
@@ -64,6 +66,10 @@ def apply_merge(commit: Commit, merged: MergedStages) -> Commit:
     return commit
 
 
+class _StoppedError(Exception):
+    """Raised in the thread of a merge after `stop`."""
+
+
 class _Merge:
     """One merge and its thread.
 
@@ -78,6 +84,10 @@ class _Merge:
     @property
     def is_running(self) -> bool:
         return self.thread is not None and self.thread.is_alive()
+
+    def check_not_stopped(self) -> None:
+        if self.stopped.is_set():
+            raise _StoppedError
 
 
 class BackgroundMerges:
@@ -97,19 +107,35 @@ class BackgroundMerges:
         self._merged: list[MergedStages] = []  # since the latest commit
         self._uncertain: tuple[uuid.UUID, MergedStages] | None = None  # a merge whose COMMIT may have taken effect
 
+    @property
+    def commit_id(self) -> uuid.UUID:
+        """Return the id of the stored commit, which each commit and each merge replaces."""
+        return self._commit_id
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether a merge has not ended, or has not deleted its staged rows yet."""
+        return self._merge.is_running
+
+    def start_over_from(self, commit_id: uuid.UUID) -> None:
+        """Continue from the commit with this id, which has just been read. No merge may be running."""
+        self._stored, self._commit_id, self._merged, self._uncertain = None, commit_id, [], None
+
     @contextmanager
-    def apply_before_commit(self, db: psycopg.Connection[Any], commit: Commit, waits: bool) -> Iterator[Commit]:
+    def apply_before_commit(
+        self, commit: Commit, waits: bool, read_commit_id: Callable[[], uuid.UUID | None]
+    ) -> Iterator[Commit]:
         """Yield the commit without the tokens that have been merged since the previous one. No merge ends within the block.
 
         Args:
-            db: The connection of the commit.
             commit: The next commit.
             waits: Whether to wait for a running merge. This also happens if too many rows are staged.
+            read_commit_id: A function that returns the id of the stored commit, after the end of a concurrent transaction.
         """
         if self._merge.is_running and (waits or any(staged_row_merge.must_merge(s.segments) for s in commit.stages)):
             self._merge.recorded.wait()
         with self._lock:
-            self._resolve_uncertain_merge(db)
+            self._resolve_uncertain_merge(read_commit_id)
             for merged in self._merged:
                 commit = apply_merge(commit, merged)
             yield commit
@@ -136,44 +162,57 @@ class BackgroundMerges:
             merge.thread = threading.Thread(
                 target=self._run, args=(merge, commit, due), name="slackwater-merge", daemon=True
             )
-            merge.thread.start()
+            try:
+                merge.thread.start()
+            except RuntimeError as error:  # the system allows no more threads
+                self._merge = _Merge()
+                self._log("the background merge of staged rows could not start (%s); a later commit repeats it", error)
 
     def stop(self) -> None:
-        """Stop a running merge. Its transaction has no effect, unless it has already ended. Forget all merges."""
-        merge = self._merge
+        """Stop a running merge. Its transaction has no effect, unless it has already ended."""
+        merge, end = self._merge, time.monotonic() + _STOP_S
         merge.stopped.set()
         merge.unread.set()
-        if merge.thread is not None:
-            for _ in range(int(_STOP_S / 0.1)):
-                merge.thread.join(0.1)
-                if not merge.is_running:
-                    break
-                with suppress(psycopg.Error):
-                    if merge.connection is not None:
-                        merge.connection.cancel()
-        self._merge, self._stored, self._merged, self._uncertain = _Merge(), None, [], None
+        while merge.thread is not None and time.monotonic() < end:
+            merge.thread.join(0.1)
+            if not merge.is_running:
+                break
+            with suppress(psycopg.Error):
+                if merge.connection is not None:
+                    merge.connection.cancel_safe(timeout=_CANCEL_S)
+        self._merge = _Merge()
 
     def _run(self, merge: _Merge, commit: Commit, layouts: Mapping[int, KeyedStateLayout]) -> None:
+        cleans = False
         try:
             with closing(client.open_connection(self._url, "state store")) as db:
                 merge.connection = db
                 db.execute("BEGIN")  # without an end, closing the connection undoes the merge
+                merge.check_not_stopped()
                 pipeline_lock.lock_merges(db, self._tables)
+                merge.check_not_stopped()
                 merged = {number: self._merge_stage(db, commit, number, logic) for number, logic in layouts.items()}
                 self._record_merge(db, merge, merged)
-                merge.recorded.set()
-                merge.unread.wait()
-                if not merge.stopped.is_set():
-                    self._delete_staged_rows(db, commit, layouts)
-        except (psycopg.Error, StartError, StateError) as error:
+            cleans = True
+            merge.recorded.set()
+            merge.unread.wait()
+            merge.check_not_stopped()
+            self._delete_staged_rows(commit, layouts)
+        except _StoppedError:
+            pass
+        except Exception as error:
             if not merge.stopped.is_set():
-                log.warning(
-                    "%s: the background merge of staged rows failed (%s); a later commit repeats it",
-                    self._tables.pipeline,
-                    client.error_reason(error),
+                self._log(
+                    "the staged rows of a merge could not be deleted (%s); a later merge deletes them"
+                    if cleans
+                    else "the background merge of staged rows failed (%s); a later commit repeats it",
+                    error,
                 )
         finally:
             merge.recorded.set()
+
+    def _log(self, message: str, error: Exception) -> None:
+        log.warning("%s: " + message, self._tables.pipeline, client.error_reason(error))
 
     def _merge_stage(
         self, db: psycopg.Connection[Any], commit: Commit, number: int, logic: KeyedStateLayout
@@ -190,8 +229,8 @@ class BackgroundMerges:
         Raises StateError if another runner has changed the stored commit.
         """
         with self._lock:
-            if merge.stopped.is_set() or self._stored is None:
-                return
+            merge.check_not_stopped()
+            assert self._stored is not None
             stored, commit_id = apply_merge(self._stored, merged), uuid.uuid4()
             self._uncertain = (commit_id, merged)
             changed = db.execute(
@@ -201,32 +240,27 @@ class BackgroundMerges:
             ).rowcount
             if changed != 1:
                 self._uncertain = None
-                raise StateError("another runner has changed the state")
+                raise StateError("the stored commit was changed by another runner")
             db.execute("COMMIT")
             self._uncertain = None
             self._commit_id = commit_id
             self._stored = stored
             self._merged.append(merged)
 
-    def _resolve_uncertain_merge(self, db: psycopg.Connection[Any]) -> None:
+    def _resolve_uncertain_merge(self, read_commit_id: Callable[[], uuid.UUID | None]) -> None:
         """Find out whether the COMMIT of a merge took effect, if its connection was lost."""
         if self._uncertain is None:
             return
         commit_id, merged = self._uncertain
-        row = db.execute(  # FOR UPDATE waits for the end of the transaction
-            f"SELECT commit_id FROM {self._tables.pipelines} WHERE pipeline_name = %s FOR UPDATE",
-            (self._tables.pipeline,),
-        ).fetchone()
-        if row is not None and row[0] == commit_id:
+        if read_commit_id() == commit_id:
             self._commit_id = commit_id
             self._merged.append(merged)
         self._uncertain = None
 
-    def _delete_staged_rows(
-        self, db: psycopg.Connection[Any], commit: Commit, layouts: Mapping[int, KeyedStateLayout]
-    ) -> None:
+    def _delete_staged_rows(self, commit: Commit, layouts: Mapping[int, KeyedStateLayout]) -> None:
         """Delete the merged rows, and rows of failed epochs before them. Then vacuum the staged tables."""
-        for number in layouts:
-            staged = self._tables.for_stage(number).staged
-            db.execute(f"DELETE FROM {staged} WHERE epoch <= {commit.epoch}")
-            db.execute(f"VACUUM {staged}")
+        with closing(client.open_connection(self._url, "state store")) as db:
+            for number in layouts:
+                staged = self._tables.for_stage(number).staged
+                db.execute(f"DELETE FROM {staged} WHERE epoch <= {commit.epoch}")
+                db.execute(f"VACUUM {staged}")

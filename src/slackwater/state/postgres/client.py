@@ -33,7 +33,7 @@ NAME_BYTES = 63  # largest length of an identifier; Postgres truncates longer on
 INDEX_BYTES = 2704  # largest entry of a B-tree index
 # with keepalives, the server soon closes the connection of a dead runner, and thus releases its lock
 _SESSION = (
-    "-c timezone=UTC -c client_min_messages=warning -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
+    r"-c timezone=UTC -c client_min_messages=warning -c default_transaction_isolation=read\ committed -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
     " -c tcp_keepalives_count=3 -c client_connection_check_interval=1000"
 )
 _TYPES = {

@@ -59,6 +59,15 @@ def read_commit_record(
     return StoredRecord(row[1], row[2]), row[0]
 
 
+def read_commit_id(db: psycopg.Connection[Any], tables: PipelineTables, waits: bool = False) -> uuid.UUID | None:
+    """Return the id of the stored commit, or None if there is none. `waits`: whether to wait for a transaction that changes it."""
+    row = db.execute(
+        f"SELECT commit_id FROM {tables.pipelines} WHERE pipeline_name = %s{' FOR UPDATE' if waits else ''}",
+        (tables.pipeline,),
+    ).fetchone()
+    return row[0] if row else None
+
+
 def read_latest_commit(
     db: psycopg.Connection[Any], tables: PipelineTables, location: str
 ) -> tuple[Commit, int, int] | None:

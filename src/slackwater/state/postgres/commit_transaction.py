@@ -59,6 +59,8 @@ class Transaction:
         location: The location of the store, for messages.
         altering: SQL statements that alter the tables of the state.
         named: Tokens of the staged rows that the previous commit references.
+        previous: The id of the previous commit.
+        is_merging: Whether a background merge is running, which deletes its staged rows itself.
     """
 
     db: psycopg.Connection[Any]
@@ -67,6 +69,8 @@ class Transaction:
     location: str
     altering: Sequence[str] = ()
     named: frozenset[str] = frozenset()
+    previous: uuid.UUID | None = None
+    is_merging: bool = False
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         """Run the transaction, and return the stored commit. Raises FencedError, EpochError or a psycopg error.
@@ -137,7 +141,8 @@ class Transaction:
         gained = staged_row_merge.merge_staged_rows(self.db, tables.staged, tables.state, state.segments)
         if staged:
             # including rows of failed epochs; TRUNCATE would also hide the rows from older snapshots
-            self.db.execute(f"DELETE FROM {tables.staged} WHERE epoch <= {epoch}")
+            others = "" if self.is_merging else f" OR epoch <= {epoch}"
+            self.db.execute(f"DELETE FROM {tables.staged} WHERE token = ANY(%s){others}", ([m.file for m in staged],))
         gained -= staged_row_merge.delete_expired_rows(self.db, tables.state, logic, state.watermark_us)
         size = staged_row_merge.table_size(self.db, tables.state) // state.shards
         return tuple(staged_row_merge.list_merged_segments(metas, size) for metas in state.segments), gained
@@ -163,7 +168,7 @@ class Transaction:
         return int(row[0]) if row else 0
 
     def _fence(self, commit: Commit) -> None:
-        """Advance the stored epoch of the pipeline. Raises FencedError unless it is the epoch before this commit."""
+        """Advance the stored epoch of the pipeline. Raises FencedError unless the previous commit is stored."""
         t = self.tables
         if commit.epoch == 0:
             cursor = self.db.execute(
@@ -173,12 +178,13 @@ class Transaction:
             )
         else:
             cursor = self.db.execute(
-                f"UPDATE {t.pipelines} SET epoch = %s WHERE pipeline_name = %s AND epoch = %s",
-                (commit.epoch, self.tables.pipeline, commit.epoch - 1),
+                f"UPDATE {t.pipelines} SET epoch = %s WHERE pipeline_name = %s AND epoch = %s AND commit_id = %s",
+                (commit.epoch, self.tables.pipeline, commit.epoch - 1, self.previous),
             )
         if cursor.rowcount != 1:
             raise FencedError(
-                f"epoch {commit.epoch} was already committed {self.location} by another runner; this runner is stopping"
+                f"epoch {commit.epoch} was already committed {self.location} by another runner, or the database was reset "
+                "to an earlier state; this runner is stopping"
             )
 
     def _write_offsets(self, commit: Commit) -> None:

@@ -18,6 +18,7 @@ from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.run_history import MOST_RUNS, Run, parse_runs
 
 LOCK_S = 3.0  # seconds that startup waits for the lock, which the server may hold for a while after a runner was killed
+MERGE_S = 60.0  # seconds that startup waits for the end of a merge of a runner that was disconnected
 PATIENCE_S = 30.0  # seconds during which a runner tries to reconnect
 
 
@@ -87,6 +88,21 @@ def _compute_lock_number(tables: PipelineTables, *purpose: str) -> int:
 def lock_merges(db: psycopg.Connection[Any], tables: PipelineTables) -> None:
     """Wait until no other transaction merges staged rows of the pipeline, and prevent others until this transaction ends."""
     db.execute("SELECT pg_advisory_xact_lock(%s)", (_compute_lock_number(tables, "merge"),))
+
+
+def wait_for_merges(db: psycopg.Connection[Any], tables: PipelineTables, location: str) -> None:
+    """Wait until no other transaction merges staged rows of the pipeline. Raises LockHeldError after MERGE_S seconds."""
+    end = time.monotonic() + MERGE_S
+    while True:
+        row = db.execute("SELECT pg_try_advisory_xact_lock(%s)", (_compute_lock_number(tables, "merge"),)).fetchone()
+        if row and row[0]:
+            return
+        if time.monotonic() > end:
+            raise LockHeldError(
+                f"the previous runner is disconnected, but Postgres still merges its rows {location}; start again when the "
+                "merge has ended, or end its connection with pg_terminate_backend"
+            )
+        time.sleep(0.1)
 
 
 def find_lock_holder(db: psycopg.Connection[Any], tables: PipelineTables) -> str | None:

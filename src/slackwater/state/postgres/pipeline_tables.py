@@ -242,14 +242,15 @@ class PipelineTables:
         It selects the newest staged version of each unit, and the rows of the state table for units without one.
         `columns`: the columns to select, which both tables must have.
         """
+        place = client.quote_name(f"slackwater{MARK}place")  # keys may have any other name
         return (
-            "WITH named AS (SELECT m.meta ->> 'file' AS token, m.place FROM"
+            f"WITH named AS (SELECT m.meta ->> 'file' AS token, m.place AS {place} FROM"
             f" {self.pipelines} p, jsonb_array_elements(p.record #> '{{stages,{self.stage},segments}}') AS shard (metas),"
             " jsonb_array_elements(shard.metas) WITH ORDINALITY AS m (meta, place)"
             f" WHERE p.pipeline_name = {self.literal} AND m.meta ->> 'file' <> ''),"
-            f" recent AS (SELECT t.*, named.place FROM {self.staged} t JOIN named USING (token)),"
-            " latest AS (SELECT unit, max(place) AS place FROM recent GROUP BY unit)"
-            f" SELECT {columns} FROM recent JOIN latest USING (unit, place) WHERE kind <> {TOMBSTONE} UNION ALL"
+            f" recent AS (SELECT t.*, named.{place} FROM {self.staged} t JOIN named USING (token)),"
+            f" latest AS (SELECT unit, max({place}) AS {place} FROM recent GROUP BY unit)"
+            f" SELECT {columns} FROM recent JOIN latest USING (unit, {place}) WHERE kind <> {TOMBSTONE} UNION ALL"
             f" SELECT {columns} FROM {self.state} s WHERE NOT EXISTS (SELECT 1 FROM latest WHERE latest.unit = s.unit)"
         )
 

@@ -23,7 +23,7 @@ import psycopg
 from slackwater.errors import EpochError, StateError, Topic
 from slackwater.state.commit import Commit, SegmentMetadata
 from slackwater.state.postgres import client, pipeline_lock
-from slackwater.state.postgres.pipeline_tables import PipelineTables
+from slackwater.state.postgres.pipeline_tables import MARK, PipelineTables
 from slackwater.state.postgres.staged_rows import delete_local_copies
 from slackwater.state.postgres.table_integrity import check_tables
 from slackwater.watermark import NO_WATERMARK
@@ -36,6 +36,7 @@ MOST_ROWS = 4_000_000  # above this number, staged rows are merged in the backgr
 MOST_TOKENS = 16  # from this number of tokens per shard on, too, because a read searches all of them
 OVERDUE = 2  # from this many times these limits on, a commit waits for the merge
 _SORTING = "64MB"  # `work_mem` for a merge of many rows
+_IS_NEWEST = client.quote_name(f"slackwater{MARK}newest")
 
 Segments = Sequence[Sequence[SegmentMetadata]]
 
@@ -109,22 +110,23 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
             Topic.STATE_DAMAGED,
         )
     state_columns = set(client.columns_of(db, state))
-    columns = client.quote_names([c for c in client.columns_of(db, staged) if c in state_columns])
+    names = [client.quote_name(c) for c in client.columns_of(db, staged) if c in state_columns]
     # all versions of a unit belong to one shard, in which tokens are ordered from old to new
-    tokens = [(m.file, version) for of_shard in segments for version, m in enumerate(of_shard) if m.file]
-    names, versions = [token for token, _ in tokens], [version for _, version in tokens]
+    versions = [(m.file, version) for of_shard in segments for version, m in enumerate(of_shard) if m.file]
+    tokens, places = [token for token, _ in versions], [place for _, place in versions]
+    units = f"SELECT unit FROM {staged} WHERE token = ANY(%s)"
     if sum(m.rows for m in metas) > FEW_ROWS:
         db.execute(f"SET LOCAL work_mem = '{_SORTING}'")
-    removed = db.execute(
-        # with an array, Postgres uses the index of the state table, whatever its statistics say
-        f"DELETE FROM {state} WHERE unit = ANY(ARRAY(SELECT unit FROM {staged} WHERE token = ANY(%s)))",
-        (names,),
-    ).rowcount
+        changed = f"unit IN ({units})"
+    else:  # with an array, Postgres uses the index of the state table, whatever its statistics say
+        changed = f"unit = ANY(ARRAY({units}))"
+    removed = db.execute(f"DELETE FROM {state} WHERE {changed}", (tokens,)).rowcount
     added = db.execute(
-        f"INSERT INTO {state} ({columns}) SELECT {columns} FROM (SELECT t.*, p.place, max(p.place) OVER (PARTITION BY t.unit) AS newest"
-        f" FROM {staged} t JOIN unnest(%s::text[], %s::int[]) AS p (token, place) USING (token)) versions"
-        f" WHERE place = newest AND kind <> {TOMBSTONE}",
-        (names, versions),
+        f"INSERT INTO {state} ({', '.join(names)}) SELECT {', '.join(names)} FROM (SELECT {', '.join(f't.{n}' for n in names)},"
+        f" p.place = max(p.place) OVER (PARTITION BY t.unit) AS {_IS_NEWEST} FROM {staged} t"
+        " JOIN unnest(%s::text[], %s::int[]) AS p (token, place) ON p.token = t.token) versions"
+        f" WHERE {_IS_NEWEST} AND kind <> {TOMBSTONE}",
+        (tokens, places),
     ).rowcount
     return added - removed
 
@@ -255,7 +257,12 @@ def list_staged_tokens(commit: Commit) -> frozenset[str]:
 
 
 def clear_merged_rows(
-    db: psycopg.Connection[Any], tables: PipelineTables, before: frozenset[str], commit: Commit, stored: Commit
+    db: psycopg.Connection[Any],
+    tables: PipelineTables,
+    before: frozenset[str],
+    commit: Commit,
+    stored: Commit,
+    vacuums: bool,
 ) -> frozenset[str]:
     """Delete local copies of the rows that a commit has merged, and vacuum staged tables that are now empty.
 
@@ -265,13 +272,14 @@ def clear_merged_rows(
         before: The tokens that the previous commit references.
         commit: The commit before the merge.
         stored: The commit as stored, after the merge.
+        vacuums: Whether to vacuum. A background merge vacuums its tables itself.
 
     Returns:
         The tokens that the stored commit references.
     """
     waits = list_staged_tokens(stored)
     delete_local_copies((before | list_staged_tokens(commit)) - waits)
-    for number, stage in enumerate(stored.stages) if before - waits else ():
+    for number, stage in enumerate(stored.stages) if vacuums and before - waits else ():
         if not list_staged_segments(stage.segments):
             staged = tables.for_stage(number).staged
             try:

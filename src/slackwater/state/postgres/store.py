@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,21 +109,24 @@ class PostgresStore:
         self._merges.stop()
         try:
             with client.report_errors(self.location):
-                self._connect()
+                self._disconnect()  # closing a connection releases its lock
+                self._connection = pipeline_lock.connect_with_lock(self._url, self.tables, self.location)
                 schema_setup.create_shared_tables(self._db, self.tables)
+                # a runner that was killed or disconnected may still have a merge on the server
+                pipeline_lock.wait_for_merges(self._db, self.tables, self.location)
                 return start()
         except (StartError, StateError):
             self.close()
             raise
 
     def _open_latest(self) -> Commit | None:
-        # a runner that was killed or disconnected may still have a merge on the server
-        pipeline_lock.lock_merges(self._db, self.tables)
         latest = commit_log.read_latest_commit(self._db, self.tables, self.location)
         commit, self._published, self._version = latest or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
         self._reached = frozenset(commit.reached if commit else ())
-        return commit and staged_row_merge.merge_staged_rows_at_start(self._db, self.tables, commit, self.location)
+        commit = commit and staged_row_merge.merge_staged_rows_at_start(self._db, self.tables, commit, self.location)
+        self._merges.start_over_from(commit_log.read_commit_id(self._db, self.tables) or uuid.UUID(int=0))
+        return commit
 
     def start_over(self) -> str | None:
         """Take the lock, and put an existing state aside in one transaction; see `StateStore.start_over`."""
@@ -201,11 +204,6 @@ class PostgresStore:
             with self._db.transaction():
                 table_ownership.drop_owned_tables(self._db, self.tables.for_stage(stage))
 
-    def _connect(self) -> None:
-        """Connect, and take the lock of the pipeline. Closing the connection releases the lock."""
-        self._disconnect()
-        self._connection = pipeline_lock.connect_with_lock(self._url, self.tables, self.location)
-
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -261,11 +259,14 @@ class PostgresStore:
                 f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest epoch that this runner knows; "
                 "nothing was committed, and this runner is stopping"
             )
-        with self._merges.apply_before_commit(self._db, commit, waits=any(self._altering.values())) as commit:
+        waits = any(self._altering.values())
+        with self._merges.apply_before_commit(commit, waits, partial(self._read_commit_id, commit.epoch)) as commit:
             stored = self._commit_or_resolve(commit, publish, commit_id := uuid.uuid4())
             self._merges.record_commit(stored, commit_id)
         self._epoch = commit.epoch
-        self._named = staged_row_merge.clear_merged_rows(self._db, self.tables, self._named, commit, stored)
+        self._named = staged_row_merge.clear_merged_rows(
+            self._db, self.tables, self._named, commit, stored, vacuums=not self._merges.is_running
+        )
         self._reached = frozenset(stored.reached)
         if publish is not None and not stored.missing(()):
             self._published = commit.epoch
@@ -298,20 +299,18 @@ class PostgresStore:
         """
         epoch, reason = commit.epoch, client.error_reason(error)
         log.warning("%s: the connection was lost during the commit of epoch %d: %s", self._pipeline, epoch, reason)
-        self._disconnect()
-        self._connection = pipeline_lock.reconnect_with_lock(self._url, self.tables, self.location, epoch)
-        row = self._db.execute(
-            f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
-        ).fetchone()
+        self._reconnect(epoch)
+        query = f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s"
+        row = self._db.execute(query, (self._pipeline,)).fetchone()
         if row is not None and row[1] == commit_id:
             self._altering.clear()
             log.warning("%s: epoch %d was committed before the connection was lost", self._pipeline, commit.epoch)
             return Commit.model_validate(row[2])
         stored_epoch = -1 if row is None else row[0]
-        if stored_epoch != commit.epoch - 1:
+        if stored_epoch != commit.epoch - 1 or (row is not None and row[1] != self._merges.commit_id):
             raise FencedError(
                 f"epoch {stored_epoch} was committed {self.location} by another runner while this runner was "
-                "disconnected; this runner is stopping"
+                "disconnected, or the database was reset to an earlier state; this runner is stopping"
             )
         log.warning("%s: epoch %d was not committed; retrying the commit", self._pipeline, commit.epoch)
         try:
@@ -326,11 +325,26 @@ class PostgresStore:
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
-        stored = Transaction(self._db, self.tables, stages, self.location, altering, self._named).run(
-            commit, None if publish is None else separate_refused_targets(publish), commit_id
-        )
+        merges = self._merges
+        stored = Transaction(
+            self._db, self.tables, stages, self.location, altering, self._named, merges.commit_id, merges.is_running
+        ).run(commit, None if publish is None else separate_refused_targets(publish), commit_id)
         self._altering.clear()
         return stored
+
+    def _reconnect(self, epoch: int) -> None:
+        self._disconnect()
+        self._connection = pipeline_lock.reconnect_with_lock(self._url, self.tables, self.location, epoch)
+
+    def _read_commit_id(self, epoch: int) -> uuid.UUID | None:
+        """Return the id of the stored commit, after the end of a concurrent transaction. If necessary, reconnect."""
+        try:
+            return commit_log.read_commit_id(self._db, self.tables, waits=True)
+        except psycopg.Error:
+            if not self._db.closed:
+                raise
+            self._reconnect(epoch)
+            return commit_log.read_commit_id(self._db, self.tables, waits=True)
 
     # -- after the commit ----------------------------------------------------------------------------------------
 
@@ -377,7 +391,7 @@ class PostgresStore:
             )
 
     def discard_attempt(self, epoch: int) -> None:
-        """Do nothing, because staged rows have no effect unless a commit references them."""
+        """Do nothing: staged rows have no effect unless a commit references them."""
 
     @_report_epoch_errors
     def collect_garbage(self) -> None:
