@@ -14,7 +14,7 @@ from tests.laws.generators import session_window_step_comparison
 from tests.support import session_window_reference
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.core import numba_loops
+from slackwater.core import numba_loops, sorted_arrays
 from slackwater.core.schema import Field
 from slackwater.operators.registry import bind_window
 from slackwater.windows.compiled_session_window import find_session_heads
@@ -49,6 +49,25 @@ def test_session_interval_sort_equals_a_stable_sort(rows: int, keys: int, spread
     assert (order == np.lexsort((start + wide, start, hashes))).all()
     assert (ordered == hashes[order]).all()
     assert (numba_loops.distinct_hashes(hashes) == np.unique(hashes)).all()
+
+
+@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
+@pytest.mark.parametrize("rows", [0, 1, 2, 33, 1000, 4097])
+@pytest.mark.parametrize("keys", [0, 1, 40, 500])
+@pytest.mark.parametrize("largest", [0, 10**9], ids=["compiled", "numpy"])
+def test_ranges_of_values_in_an_ordered_array(
+    largest: int, keys: int, rows: int, spread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values are ascending with repetitions, or in any order. Some do not occur, or lie outside the array."""
+    monkeypatch.setattr(sorted_arrays, "LARGE", largest)
+    rng = np.random.default_rng(rows + keys)
+    ordered = np.sort(spread(rng)[rng.integers(500, size=rows)])
+    ordered.setflags(write=False)
+    shuffled = spread(rng)[rng.integers(500, size=keys)] + rng.integers(-1, 2, size=keys)
+    for values in (np.sort(shuffled), np.unique(shuffled), shuffled):
+        begin, end = sorted_arrays.find_ranges(ordered, values)
+        assert (begin == np.searchsorted(ordered, values, "left")).all()
+        assert (end == np.searchsorted(ordered, values, "right")).all()
 
 
 @pytest.mark.parametrize("seed", range(30))

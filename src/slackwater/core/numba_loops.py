@@ -103,6 +103,37 @@ def distinct_hashes(hashes: Int64s) -> Int64s:
     return distinct[:count].copy()
 
 
+@compiled
+def find_ranges(ordered: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the start and end positions of each of these values in an ordered array.
+
+    The search for a value begins where the previous value was found, with steps of doubling size. Ascending values thus
+    touch few distant parts of a large array.
+    """
+    begin, end = np.empty(len(values), np.int64), np.empty(len(values), np.int64)
+    low, count = 0, len(ordered)
+    for i in range(len(values)):
+        value = values[i]
+        if i and value < values[i - 1]:
+            low = 0
+        step = 1
+        while low + step < count and ordered[low + step] < value:
+            low += step
+            step *= 2
+        high = min(low + step, count)
+        while low < high:
+            middle = (low + high) // 2
+            if ordered[middle] < value:
+                low = middle + 1
+            else:
+                high = middle
+        begin[i], stop = low, low
+        while stop < count and ordered[stop] == value:
+            stop += 1
+        end[i] = stop
+    return begin, end
+
+
 @inline_loop
 def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
     """Return an array of the bucket starts, followed by the number of hashes, and the shift for `_bucket`."""

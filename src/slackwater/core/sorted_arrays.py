@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
+LARGE = 500_000  # above this length, `find_ranges` uses a compiled loop
 
 
 def distinct_values(values: Int64s, is_sorted: bool = False) -> Int64s:
@@ -38,6 +39,23 @@ def is_in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
     positions[positions == len(sorted_values)] = 0
     result: NDArray[np.bool_] = sorted_values[positions] == values
     return result
+
+
+def find_ranges(ordered: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the start and end positions of each value in an ordered array. They are equal if the value does not occur.
+
+    This is fastest if the values are ascending. In a large array, a compiled loop takes a tenth of NumPy's time.
+    """
+    if len(ordered) > LARGE:
+        from slackwater.core.numba_loops import find_ranges
+
+        return find_ranges(ordered, np.require(values, requirements="W"))
+    begin = np.searchsorted(ordered, values, "left")
+    end = begin.copy()
+    hit = begin < len(ordered)
+    hit[hit] = ordered[begin[hit]] == values[hit]
+    end[hit] = np.searchsorted(ordered, values[hit], "right")
+    return begin, end
 
 
 def repeat_positions(counts: Int64s) -> tuple[Int64s, Int64s]:

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted
+from slackwater.core.sorted_arrays import distinct_values, find_ranges, find_run_starts, is_in_sorted
 from slackwater.state.commit import SegmentMetadata
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import frame_of
@@ -77,12 +77,7 @@ class Segment:
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
         """Return the start and end positions of the rows with each hash. They are equal if no row has the hash."""
-        begin = np.searchsorted(self.columns.h, hashes, "left")
-        end = begin.copy()
-        hit = begin < len(self.columns.h)
-        hit[hit] = self.columns.h[begin[hit]] == hashes[hit]
-        end[hit] = np.searchsorted(self.columns.h, hashes[hit], "right")
-        return begin, end
+        return find_ranges(self.columns.h, hashes)
 
     def find_units(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Return the start and end positions of the units that contain the rows at these positions.
