@@ -237,8 +237,8 @@ def test_light_commit_after_a_merge_deletes_only_its_own_rows(
     commit_epochs(store, "acd", after=done)
     wait_until(lambda: not store._merges._merge.is_running)
     store.close()
-    mine = [n for thread, n in deleted if thread == "MainThread"]
-    assert mine in ([3], [3, "VACUUM"]), deleted
+    counts = [n for thread, n in deleted if thread == "MainThread"]
+    assert counts in ([3], [3, "VACUUM"]), deleted
 
 
 class Proxy:
@@ -324,12 +324,12 @@ def build_rows(units: dict[int, list[int] | None]) -> pl.DataFrame:
 
 
 def scan(readers: Any) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    rows_by_unit: dict[int, list[int]] = {}
     for reader in readers:
         frame = reader.scan().sort("__h", "__start")
         for h, n in frame.select("__h", "n.n").iter_rows():
-            found.setdefault(h, []).append(n)
-    return found
+            rows_by_unit.setdefault(h, []).append(n)
+    return rows_by_unit
 
 
 @pytest.mark.parametrize("seed", select_cases(range(6)))
@@ -397,9 +397,9 @@ def test_random_versions_of_units_equal_a_model(seed: int, database_url: str, mo
             segments = done.stages[0].segments
     store.close()
     (again := create_store(database_url)).open()
-    found: dict[int, list[int]] = {}
+    rows_by_unit: dict[int, list[int]] = {}
     for unit, n in query_rows(database_url, 'SELECT unit, "n.n" FROM slackwater_state_p ORDER BY 1, ordinal'):
-        found.setdefault(unit, []).append(n)
-    assert found == model
+        rows_by_unit.setdefault(unit, []).append(n)
+    assert rows_by_unit == model
     again.close()
     assert not [t for t in threading.enumerate() if t.name == "slackwater-merge"]

@@ -66,7 +66,7 @@ def apply_merge(commit: Commit, merged: MergedStages) -> Commit:
     return commit
 
 
-class _StoppedError(Exception):
+class _MergeStoppedError(Exception):
     """Raised in the thread of a merge after `stop`."""
 
 
@@ -87,7 +87,7 @@ class _Merge:
 
     def check_not_stopped(self) -> None:
         if self.stopped.is_set():
-            raise _StoppedError
+            raise _MergeStoppedError
 
 
 class BackgroundMerges:
@@ -198,7 +198,7 @@ class BackgroundMerges:
             merge.unread.wait()
             merge.check_not_stopped()
             self._delete_staged_rows(commit, layouts)
-        except _StoppedError:
+        except _MergeStoppedError:
             pass
         except Exception as error:
             if not merge.stopped.is_set():
