@@ -166,7 +166,11 @@ class BackgroundMerges:
                 merge.thread.start()
             except RuntimeError as error:  # the system allows no more threads
                 self._merge = _Merge()
-                self._log("the background merge of staged rows could not start (%s); a later commit repeats it", error)
+                log.warning(
+                    "%s: the background merge of staged rows did not start (%s); a later commit starts it",
+                    self._tables.pipeline,
+                    error,
+                )
 
     def stop(self) -> None:
         """Stop a running merge. Its transaction has no effect, unless it has already ended."""
@@ -183,7 +187,7 @@ class BackgroundMerges:
         self._merge = _Merge()
 
     def _run(self, merge: _Merge, commit: Commit, layouts: Mapping[int, KeyedStateLayout]) -> None:
-        cleans = False
+        is_merged = False
         try:
             with closing(client.open_connection(self._url, "state store")) as db:
                 merge.connection = db
@@ -193,26 +197,28 @@ class BackgroundMerges:
                 merge.check_not_stopped()
                 merged = {number: self._merge_stage(db, commit, number, logic) for number, logic in layouts.items()}
                 self._record_merge(db, merge, merged)
-            cleans = True
+            is_merged = True
             merge.recorded.set()
             merge.unread.wait()
             merge.check_not_stopped()
             self._delete_staged_rows(commit, layouts)
-        except _MergeStoppedError:
-            pass
         except Exception as error:
-            if not merge.stopped.is_set():
-                self._log(
-                    "the staged rows of a merge could not be deleted (%s); a later merge deletes them"
-                    if cleans
-                    else "the background merge of staged rows failed (%s); a later commit repeats it",
-                    error,
+            if merge.stopped.is_set():
+                return
+            pipeline, reason = self._tables.pipeline, client.error_reason(error)
+            if is_merged:
+                log.warning(
+                    "%s: the rows that a merge moved to the state table could not be deleted from the staged table (%s); a "
+                    "later merge deletes them",
+                    pipeline,
+                    reason,
+                )
+            else:
+                log.warning(
+                    "%s: the background merge of staged rows failed (%s); a later commit repeats it", pipeline, reason
                 )
         finally:
             merge.recorded.set()
-
-    def _log(self, message: str, error: Exception) -> None:
-        log.warning("%s: " + message, self._tables.pipeline, client.error_reason(error))
 
     def _merge_stage(
         self, db: psycopg.Connection[Any], commit: Commit, number: int, logic: KeyedStateLayout
