@@ -27,21 +27,22 @@ import psutil
 
 from benchmarks import line_charts
 from benchmarks.benchmark_cases import Window
-from benchmarks.event_files import SCHEMA, START
+from benchmarks.event_files import START
 from benchmarks.run_statistics import describe_machine
-from benchmarks.window_queries import build_slackwater_window
+from benchmarks.window_queries import build_event_source, build_slackwater_window
 from benchmarks.worker_process import (
     ProcessTreeUsage,
     build_worker_environment,
     directory_bytes,
     exit_on_sigterm,
+    read_lines_or_none,
 )
 
 KEYS = (100_000, 1_000_000, 10_000_000, 50_000_000)
 STORES = ("files", "postgres", "bucket")
 GOAL = 1.3
 _LOADED, _TOUCHED, _EPOCHS, _WARM_UP = 1_000_000, 100_000, 60, 40
-_SAMPLE_S, _POLL_S, _SECONDS = 0.25, 0.01, 600
+_SAMPLE_S, _SECONDS = 0.25, 600
 _MIB = 1024**2
 
 
@@ -75,14 +76,7 @@ def run_child_pipeline(home: Path, store: str, options: Mapping[str, Any]) -> No
     lake = sw.FilesConnection()
     sw.run_streaming_pipeline(
         name="large",
-        source=sw.Source(
-            name="events",
-            connection=lake,
-            query=f"{home}/in/*.parquet",
-            format="parquet",
-            schema=SCHEMA,
-            max_files_per_trigger=2,
-        ),
+        source=build_event_source(home / "in"),
         window=build_slackwater_window(Window("session", 3600)).model_copy(update={"max_groups_per_window": 10**9}),
         target=lake,
         target_path=str(home / "out"),
@@ -119,7 +113,6 @@ def _running_pipeline(home: Path, store: str, options: Mapping[str, str]) -> Ite
             command, stdout=subprocess.PIPE, stderr=log, text=True, env=build_worker_environment()
         ) as process,
     ):
-        os.set_blocking(process.stdout.fileno(), False)  # type: ignore[union-attr]
         try:
             yield process
         finally:
@@ -131,22 +124,20 @@ def _running_pipeline(home: Path, store: str, options: Mapping[str, str]) -> Ite
 
 def _await_epochs(process: subprocess.Popen[str], usage: ProcessTreeUsage, epochs: int, home: Path) -> list[StatusLine]:
     """Wait for the ends of this many epochs. Raise RuntimeError if the pipeline ends or nothing happens for long."""
-    root, lines, last, sampled = psutil.Process(process.pid), list[StatusLine](), time.monotonic(), 0.0
+    root, statuses, last = psutil.Process(process.pid), list[StatusLine](), time.monotonic()
     assert process.stdout is not None
-    while len(lines) < epochs:
-        if line := process.stdout.readline():
-            last = time.monotonic()
-            usage.take_sample(root)
+    for line in read_lines_or_none(process.stdout, _SAMPLE_S):
+        now = time.monotonic()
+        usage.take_sample(root)
+        if line is not None:
             rows, keys = map(int, line.split())
-            lines.append(StatusLine(last, usage.spent[-1][1], rows, keys))
-        elif process.poll() is not None or time.monotonic() - last > _SECONDS:
-            raise RuntimeError(f"the pipeline ended or stood still: {(home / 'log').read_text()[-3000:]}")
-        else:
-            if time.monotonic() - sampled > _SAMPLE_S:
-                usage.take_sample(root)
-                sampled = time.monotonic()
-            time.sleep(_POLL_S)
-    return lines
+            statuses.append(StatusLine(now, usage.spent[-1][1], rows, keys))
+            last = now
+            if len(statuses) == epochs:
+                return statuses
+        elif now - last > _SECONDS:
+            break
+    raise RuntimeError(f"the pipeline ended or stood still: {(home / 'log').read_text()[-3000:]}")
 
 
 def measure_large_state(

@@ -13,15 +13,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from statistics import median
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -29,13 +27,13 @@ from benchmarks.benchmark_cases import FEW, MANY, EventStream, Window
 from benchmarks.event_files import SCHEMA, generate_epoch_frames
 from benchmarks.long_run_plot import draw_long_run
 from benchmarks.run_statistics import describe_machine
-from benchmarks.worker_process import build_worker_environment, exit_on_sigterm, kill_process_tree
+from benchmarks.worker_process import build_worker_environment, exit_on_sigterm, kill_process_tree, read_lines_or_none
 
 AHEAD, KEPT, LOOKS = 10, 200, 200
 _MIB = 1024**2
 _WARM = 0.1  # share of the epochs that warm up the compilers and do not count
 _EPOCH_S = 5  # seconds between the epochs of a run with a rate
-_TRIES_PER_S = 20
+_WAIT_S = 0.05
 
 
 class Load(NamedTuple):
@@ -166,7 +164,7 @@ def run_and_sample_pipeline(home: Path, load: Load, epochs: int, postgres: str |
         try:
             assert process.stdout is not None
             done, read, before, sampled_s, cpu = 0, 0, 0, time.monotonic(), 0.0
-            for line in _read_lines_or_none(process.stdout):
+            for line in read_lines_or_none(process.stdout, _WAIT_S):
                 unread = feed.write_and_remove_files(read)
                 if line is None:
                     continue
@@ -181,27 +179,6 @@ def run_and_sample_pipeline(home: Path, load: Load, epochs: int, postgres: str |
             raise RuntimeError(f"the pipeline ended: {(home / 'log').read_text(errors='replace')[-2000:]}")
         finally:
             kill_process_tree(root)
-
-
-def _read_lines_or_none(lines: IO[str]) -> Iterator[str | None]:
-    """Yield each line, and None whenever no line arrives within a moment."""
-    arrived: SimpleQueue[str] = SimpleQueue()
-
-    def read_all() -> None:
-        for line in lines:
-            arrived.put(line)
-        arrived.put("")
-
-    threading.Thread(target=read_all, daemon=True).start()
-    while True:
-        try:
-            line = arrived.get(timeout=1 / _TRIES_PER_S)
-        except Empty:
-            yield None
-        else:
-            if not line:
-                return
-            yield line
 
 
 def _cpu_seconds(root: psutil.Process, spent: dict[int, float]) -> float:

@@ -85,7 +85,7 @@ def run_slackwater_window(
     lake, out = sw.FilesConnection(), os.environ.get(RESULTS)
     sw.run_streaming_pipeline(
         name="bench",
-        source=_event_source(data),
+        source=build_event_source(data),
         window=build_slackwater_window(window),
         target=lake,
         target_path=out or str(work / "out"),
@@ -99,7 +99,8 @@ def run_slackwater_window(
         shutil.copytree(open_directory(out).local_copy(), work / "out")
 
 
-def _event_source(data: Path | EventTopic) -> sw.Source:
+def build_event_source(data: Path | EventTopic) -> sw.Source:
+    """Return the source of the files in a directory, or of a topic."""
     if isinstance(data, Path):
         return sw.Source(
             name="events",

@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import IO, Any
 
 import numpy as np
 import psutil
@@ -157,6 +160,27 @@ def build_worker_environment() -> dict[str, str]:
 def exit_on_sigterm() -> None:
     """Exit on SIGTERM like on an interruption, so that child processes are ended too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def read_lines_or_none(lines: IO[str], wait_s: float) -> Iterator[str | None]:
+    """Yield each line, and None whenever no line arrives within `wait_s` seconds."""
+    arrived: SimpleQueue[str] = SimpleQueue()
+
+    def read_all() -> None:
+        for line in lines:
+            arrived.put(line)
+        arrived.put("")
+
+    threading.Thread(target=read_all, daemon=True).start()
+    while True:
+        try:
+            line = arrived.get(timeout=wait_s)
+        except Empty:
+            yield None
+        else:
+            if not line:
+                return
+            yield line
 
 
 def kill_process_tree(root: psutil.Process) -> None:

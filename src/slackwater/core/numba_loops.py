@@ -114,6 +114,9 @@ def find_ranges(ordered: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
     low, count = 0, len(ordered)
     for i in range(len(values)):
         value = values[i]
+        if i and value == values[i - 1]:
+            begin[i], end[i] = begin[i - 1], end[i - 1]
+            continue
         if i and value < values[i - 1]:
             low = 0
         step = 1

@@ -117,7 +117,7 @@ class BackgroundMerges:
         """Return whether a merge has not ended, or has not deleted its staged rows yet."""
         return self._merge.is_running
 
-    def start_over_from(self, commit_id: uuid.UUID) -> None:
+    def continue_from(self, commit_id: uuid.UUID) -> None:
         """Continue from the commit with this id, which has just been read. No merge may be running."""
         self._stored, self._commit_id, self._merged, self._uncertain = None, commit_id, [], None
 

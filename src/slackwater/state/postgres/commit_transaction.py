@@ -57,9 +57,9 @@ class Transaction:
         tables: The tables of the pipeline.
         stages: The logic of each stage. If empty, only the stored commit changes; see `state.store_access`.
         location: The location of the store, for messages.
+        previous: The id of the previous commit.
         altering: SQL statements that alter the tables of the state.
         named: Tokens of the staged rows that the previous commit references.
-        previous: The id of the previous commit.
         is_merging: Whether a background merge is running, which deletes its staged rows itself.
     """
 
@@ -67,9 +67,9 @@ class Transaction:
     tables: PipelineTables
     stages: Sequence[StateLayout]
     location: str
+    previous: uuid.UUID
     altering: Sequence[str] = ()
     named: frozenset[str] = frozenset()
-    previous: uuid.UUID | None = None
     is_merging: bool = False
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:

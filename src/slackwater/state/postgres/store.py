@@ -125,7 +125,7 @@ class PostgresStore:
         self._epoch = commit.epoch if commit else -1
         self._reached = frozenset(commit.reached if commit else ())
         commit = commit and staged_row_merge.merge_staged_rows_at_start(self._db, self.tables, commit, self.location)
-        self._merges.start_over_from(commit_log.read_commit_id(self._db, self.tables) or uuid.UUID(int=0))
+        self._merges.continue_from(commit_log.read_commit_id(self._db, self.tables) or uuid.UUID(int=0))
         return commit
 
     def start_over(self) -> str | None:
@@ -326,9 +326,10 @@ class PostgresStore:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
         merges = self._merges
-        stored = Transaction(
-            self._db, self.tables, stages, self.location, altering, self._named, merges.commit_id, merges.is_running
-        ).run(commit, None if publish is None else separate_refused_targets(publish), commit_id)
+        transaction = Transaction(
+            self._db, self.tables, stages, self.location, merges.commit_id, altering, self._named, merges.is_running
+        )
+        stored = transaction.run(commit, None if publish is None else separate_refused_targets(publish), commit_id)
         self._altering.clear()
         return stored
 
