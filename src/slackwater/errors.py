@@ -234,6 +234,10 @@ class EpochError(SlackwaterError):
     topic = Topic.EPOCH_FAILED
 
 
+class NeedsSparkError(EpochError):
+    """Workers cannot process the files of an epoch as Spark would. The epoch then runs again, and Spark reads the files."""
+
+
 class NewColumnsError(EpochError):
     """A source has new columns that the config accepts. `run` restarts the pipeline, which then reads these columns."""
 

@@ -19,6 +19,7 @@ TUNINGS = (  # described in benchmarks/README.md
     "arrow_batch_size",
     "class_archive",
     "expression_cache",
+    "file_workers",
     "json_workers",
     "jvm_options",
     "kafka_workers",

@@ -61,6 +61,7 @@ class SourceBatch:
     # for files: returns the names of files by fingerprint; see `connectors.files.source.make_file_namer`
     name_files: Callable[[int], str | None] | None = None
     column_stats: Callable[[str], ColumnStats | None] | None = None  # reads no rows
+    file_rows: Any = None  # for files: the `ParquetRows`, if PyArrow may read them
     is_shared: bool = False  # whether batches share `frame`, which reads other rows in each batch
 
 
@@ -97,6 +98,7 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
+    file_rows: Mapping[str, Any] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()  # the sources whose DataFrame batches share, see SourceBatch
     stage_rows: Mapping[str, int] = field(default_factory=dict)  # the stages in `payload`, with their row counts
     replayed: ReplayRecord | None = None  # set if the batch contains dead letters, which do not advance clocks
@@ -120,6 +122,7 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
         {name: part.lost for name, part in batches.items() if part.lost},
         {name: part.name_files for name, part in batches.items() if part.name_files},
         {name: part.column_stats for name, part in batches.items() if part.column_stats},
+        {name: part.file_rows for name, part in batches.items() if part.file_rows},
         frozenset(name for name, part in batches.items() if part.is_shared),
         began=began,
     )

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.schema import Field
 
+SEED = 42  # the seed of Spark's `xxhash64`
 _EPOCH_DAY = dt.date(1970, 1, 1)
 _MIX_1 = np.uint64(0x9E3779B97F4A7C15)
 _MIX_2 = np.uint64(0xBF58476D1CE4E5B9)
@@ -63,7 +64,7 @@ def _bytes_of(value: Any, field: Field) -> bytes:
 
 def spark_xxhash64(values: Sequence[Any], fields: Sequence[Field]) -> int:
     """Return Spark's `xxhash64` of one row. Timestamps are microseconds."""
-    seed = 42
+    seed = SEED
     for value, field in zip(values, fields, strict=True):
         if value is not None:
             seed = xxhash.xxh64_intdigest(_bytes_of(value, field), seed)
@@ -73,7 +74,7 @@ def spark_xxhash64(values: Sequence[Any], fields: Sequence[Field]) -> int:
 def key_hash(frame: pl.DataFrame, keys: Sequence[Field]) -> pl.Series:
     """Return `xxhash64(keys…)` of each row as int64. The frame must contain the key columns."""
     if not keys:
-        return pl.Series("__kh", np.full(frame.height, 42), dtype=pl.Int64)
+        return pl.Series("__kh", np.full(frame.height, SEED), dtype=pl.Int64)
     columns = [frame[k.name].cast(pl.Int64) if k.base.startswith("timestamp") else frame[k.name] for k in keys]
     rows = zip(*(c.to_list() for c in columns), strict=True)
     return pl.Series("__kh", [spark_xxhash64(r, keys) for r in rows], dtype=pl.Int64)

@@ -31,7 +31,7 @@ from slackwater.connectors.source import Batch, TooManyBytesError, spark_error_r
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
-from slackwater.errors import EpochError
+from slackwater.errors import EpochError, NeedsSparkError
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator, ShardCount, ShardTask
 from slackwater.operators.dead_letters import (
@@ -42,6 +42,7 @@ from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.spark import operator_input
 from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.epoch_query import EpochQuery, EpochQueryBuilder
+from slackwater.spark.file_epoch import count_tasks, find_file_inputs, ingest_files_task
 from slackwater.spark.first_rows_check import FirstRowsCheck
 from slackwater.spark.rejected_rows import RejectedRowHandler
 from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder
@@ -148,6 +149,8 @@ class SparkEngine:
         self.hints.start_counting(batch.payload)
         latest = self.rows.latest_allowed_us(clock_us)
         facts = self._facts_before_read(batch, clock_us)
+        if (file_outcome := self._run_file_epoch(batch, tasks, clock_us, facts)) is not None:
+            return file_outcome
         query = self.queries.get_or_build(batch, tasks, clock_us, idle, facts)
         try:
             outcome = self._run_epoch(query, batch, tasks)
@@ -161,6 +164,35 @@ class SparkEngine:
             outcome = self._run_epoch(query, batch, tasks)
         outcome = self.hints.add_time_unit_hints(outcome, batch, clock_us)
         return RejectedRowHandler(self.rows).with_dead_letters(query.read, outcome, tasks)
+
+    def _run_file_epoch(
+        self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, facts: Mapping[str, Facts]
+    ) -> IngestOutcome | None:
+        """Run an epoch without Spark's readers and shuffle. Return None if Spark must process it. See `ingest`."""
+        inputs = find_file_inputs(self.rows, batch, tasks, facts)
+        if not inputs:
+            return None
+        operator = self.queries.preaggregation.operator_for_epoch(tasks[0].operator, one_task=True)
+        shard_tasks = [replace(t, operator=operator) for t in tasks]
+        count = count_tasks(len(tasks), spark_connect_support.count_task_slots(self.session))
+        numbers = self.session.range(0, count, 1, count)
+        try:
+            answers = run_on_partitions(numbers, ["id"], ingest_files_task(inputs, shard_tasks, count))
+        except NeedsSparkError as error:
+            log.debug("%s: Spark reads the files: %s", self.pipeline.name, error)
+            return None
+        reports = _parse_reports(answers)
+        self.queries.preaggregation.observe(reports)
+        stats = {
+            name: source_stats(facts[name], {}, batch.name_files.get(name, lambda fingerprint: None))
+            for name in batch.payload
+        }
+
+        def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
+            timed = self.rows.with_event_time(source, batch.payload[source], clock_us, None)
+            return locate_newest_event_times(timed, jump_us, False)
+
+        return IngestOutcome(reports, stats, spans=spans)
 
     def _run_epoch(self, query: EpochQuery, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Run a query and its shards, and return their reports with the statistics of each source."""
@@ -202,9 +234,7 @@ class SparkEngine:
         else:
             task = ingest_task_for_all_shards(tasks) if query.is_one_task else ingest_task(tasks)
             answers = run_on_partitions(query.rows, query.columns, task, self.rows.expressions, self.batch_sizer)
-            # not `splitlines`, which would also split at characters such as U+2028 in a quoted key
-            lines = [line for answer in answers for line in answer.split("\n") if line]
-            reports = [IngestReport.model_validate_json(line) for line in lines]
+            reports = _parse_reports(answers)
         self.queries.preaggregation.observe(reports)
         self.queries.one_task.observe(batch, reports)
         return reports
@@ -303,6 +333,12 @@ class SparkEngine:
 
     def _over_shards(self, tasks: Sequence[ShardTask], task: Task) -> list[str]:
         return run_on_partitions(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)
+
+
+def _parse_reports(answers: Sequence[str]) -> list[IngestReport]:
+    # not `splitlines`, which would also split at characters such as U+2028 in a quoted key
+    lines = [line for answer in answers for line in answer.split("\n") if line]
+    return [IngestReport.model_validate_json(line) for line in lines]
 
 
 def _read_letters(frames: Sequence[DataFrame]) -> pl.DataFrame:

@@ -177,7 +177,7 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
         assert context is not None
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
-        return _ingest_rows(packed.task(context.partitionId()), rows).model_dump_json()
+        return ingest_rows(packed.task(context.partitionId()), rows).model_dump_json()
 
     return run
 
@@ -195,7 +195,7 @@ def ingest_task_for_all_shards(tasks: Sequence[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         by_shard = rows.partition_by("__shard", as_dict=True, include_key=False)
-        reports = (_ingest_rows(packed.task(shard), by_shard[shard,]) for (shard,) in sorted(by_shard))
+        reports = (ingest_rows(packed.task(shard), by_shard[shard,]) for (shard,) in sorted(by_shard))
         return "\n".join(report.model_dump_json() for report in reports)
 
     return run
@@ -215,7 +215,7 @@ def ingest_in_driver(tasks: Sequence[ShardTask], rows: pl.DataFrame) -> list[Ing
 
     def ingest(task: ShardTask) -> IngestReport:
         try:
-            return _ingest_rows(task, by_shard[task.shard,])
+            return ingest_rows(task, by_shard[task.shard,])
         except (SlackwaterError, KeyboardInterrupt):
             raise
         except BaseException as error:  # also a panic of Polars, and whatever user code raises
@@ -239,7 +239,7 @@ def run_in_driver(operator: Operator, tasks: Sequence[ShardTask], run: Callable[
         return list(pool.map(run, tasks))
 
 
-def _ingest_rows(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
+def ingest_rows(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
     """Ingest rows from Spark into a shard, and return the report."""
     origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
     return ingest_and_emit(task, operator_input.to_ingest_rows(task.operator, rows), origins)

@@ -18,17 +18,14 @@ from slackwater.core.row_format import row_to_json
 from slackwater.core.schema import Field, ValueLimits
 from slackwater.core.time import parse_timestamp_us
 from slackwater.errors import StartError, Topic, raise_unregistered
-from slackwater.joins.compiled_join import ShuffleColumns
-from slackwater.operators import unstorable_rows
+from slackwater.operators import shard_rows, unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, OUTSIDE
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed_operator_base import KeyedOperator
-from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.testing.local_engine import PreparedRows
 from slackwater.testing.stub_sources import NUMBER, read_declared_columns, to_micros_utc
-from slackwater.windows.aggregations import AggregationInput, normalize_columns
+from slackwater.windows.aggregations import normalize_columns
 from slackwater.windows.state_layout import FAR
 
 Columns = Mapping[str, Field]
@@ -211,7 +208,7 @@ class PolarsRowPreparer:
         if why is None:
             why = pl.Series(unstorable_rows.UNFIT, [None], dtype=pl.String).new_from_index(0, rows.height)
         fits = why.is_null()
-        columns = _shard_columns(self.logic, which, rows.filter(fits))
+        columns = _select_shard_columns(self.logic, which, rows.filter(fits))
         fit = columns.with_columns(why.filter(fits), numbers.filter(fits))
         unfit = pl.DataFrame([why.filter(~fits), numbers.filter(~fits)])
         return pl.concat([fit, unfit], how="diagonal") if unfit.height else fit
@@ -240,49 +237,20 @@ def _origin(source: str, columns: Mapping[str, pl.DataType]) -> pl.Expr:
     return pl.struct(fields).alias(ORIGIN)
 
 
-@singledispatch
-def _shard_columns(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns that a shard needs from the rows of an input. `spark.operator_input` does this in SQL."""
-    raise_unregistered(operator, "slackwater.testing.rows_without_spark._shard_columns")
+def _select_shard_columns(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns that a shard needs from the rows of an input."""
+    keys = shard_rows.find_hashed_keys(operator, source)
+    hashes = key_hash(normalize_columns(rows, list(keys)), keys)
+    return shard_rows.select_shard_columns(
+        operator, source, shard_rows.HashedRows(rows, rows["ts"], hashes, _hash_values)
+    )
 
 
-@_shard_columns.register(WindowOperator)
-def _(operator: WindowOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    return _input_columns(operator, rows)
-
-
-@_shard_columns.register
-def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    which, slots = operator.input_index(source), ShuffleColumns.from_logic(operator)
-    side = operator.sides[which]
-    keys = normalize_columns(rows, list(side.keys))
-    shared = [
-        Field(k.name, "bigint") if k.type != other.type else k
-        for k, other in zip(side.keys, operator.sides[1 - which].keys, strict=True)
-    ]
-    slot_values = {slot: rows[f.name].cast(f.polars) for slot, f in slots.by_side[which]}
-    empty = pl.Series([None]).new_from_index(0, rows.height)
-    columns = {
-        "__kh": key_hash(keys, shared),
-        "__ts": rows["ts"],
-        "__side": pl.Series([which], dtype=pl.Int8).new_from_index(0, rows.height),
-        **{s.name: slot_values.get(s.name, empty.cast(s.polars)) for s in slots.columns},
-    }
-    return pl.DataFrame([c.alias(name) for name, c in columns.items()])
-
-
-@_shard_columns.register
-def _(operator: KeyedOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    keys = normalize_columns(rows, list(operator.keys))
-    values = [rows[f.name].cast(f.polars).alias(slot) for slot, f in operator.slots.items()]
-    columns = [key_hash(keys, operator.keys), rows["ts"].alias("__ts"), *(keys[k] for k in operator.key_names), *values]
-    return pl.DataFrame(columns)
-
-
-@_shard_columns.register
-def _(operator: StatelessOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    timed = rows.with_columns(rows["ts"].cast(pl.Datetime("us", "UTC")).alias("_event_ts"))
-    return pl.DataFrame([timed[f.name].alias(operator.slot(i)) for i, f in enumerate(operator.fields)])
+def _hash_values(column: pl.Series, field: Field) -> pl.Series:
+    values = column.cast(pl.Int64) if field.base.startswith("timestamp") else column
+    types = (Field("type", "string"), field)
+    hashes = [None if v is None else spark_xxhash64((field.type, v), types) for v in values.to_list()]
+    return pl.Series(hashes, dtype=pl.Int64)
 
 
 @singledispatch
@@ -296,35 +264,10 @@ def _lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.Dat
 
 @_lift_letters.register(WindowOperator)
 def _(operator: WindowOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    lifted = operator.lift_rows(_input_columns(operator, rows)).with_columns(rows["__letter"])
+    lifted = operator.lift_rows(_select_shard_columns(operator, source, rows)).with_columns(rows["__letter"])
     return lifted.drop_nulls("__end") if operator.ends else lifted
 
 
 @_lift_letters.register
 def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    return _shard_columns(operator, source, rows).select("__kh", "__ts").with_columns(rows["__letter"])
-
-
-def _input_columns(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns that a shard needs: `__kh`, `__ts`, keys, inputs, and `__end` if the gap is a column."""
-    fields = {i.source.name: i.source for i in operator.inputs} | {k.name: k for k in operator.keys}
-    normal = normalize_columns(rows, list(fields.values()))
-    columns = [key_hash(normal, operator.keys), normal["ts"].alias("__ts"), *(normal[k.name] for k in operator.keys)]
-    columns += [_input_column(normal, i) for i in operator.inputs]
-    if operator.ends:  # the gap is a column in milliseconds
-        gap, cap = normal[str(operator.window.gap_ms)] * 1000, 1000 * (operator.window.max_session_duration_ms or 0)
-        usable = gap.is_between(0, cap, closed="none").fill_null(False)
-        columns.append((normal["ts"] + gap).set(~usable, None).alias("__end"))
-    return pl.DataFrame({c.name: c for c in columns})
-
-
-def _input_column(rows: pl.DataFrame, aggregation_input: AggregationInput) -> pl.Series:
-    column = rows[aggregation_input.source.name]
-    if not aggregation_input.hashed:
-        return column
-    values = column.cast(pl.Int64) if aggregation_input.source.base.startswith("timestamp") else column
-    types = (Field("type", "string"), aggregation_input.source)
-    hashes = [
-        None if v is None else spark_xxhash64((aggregation_input.source.type, v), types) for v in values.to_list()
-    ]
-    return pl.Series(aggregation_input.field.name, hashes, dtype=pl.Int64)
+    return _select_shard_columns(operator, source, rows).select("__kh", "__ts").with_columns(rows["__letter"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,29 +24,46 @@ _AT_ONCE = 8  # files read in parallel, chosen for slow disks
 _UNITS = {"milliseconds": 1000, "microseconds": 1}
 
 
-def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
-    """Return the statistics of a column of times or integers.
+class ParquetFooters:
+    """The footers of Parquet files, which are read on first use. `files`: the files."""
 
-    Return None if the footer of a file does not contain them, or if a file cannot be read. A read error is reported
-    later, when the rows of the file are read.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = files
+        self._stats: dict[str, ColumnStats | None] = {}
 
-    if not files:
-        return None
-    parts, pool = list[ColumnStats](), ThreadPoolExecutor(min(len(files), _AT_ONCE))
-    try:
-        for file, footer in zip(files, pool.map(pq.read_metadata, files), strict=True):
+    @cached_property
+    def metadata(self) -> Sequence[FileMetaData] | None:
+        """The footer of each file. None if there is no file, or if a file cannot be read.
+
+        A read error is reported later, when the rows of the file are read.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self.files:
+            return None
+        pool = ThreadPoolExecutor(min(len(self.files), _AT_ONCE))
+        try:
+            return list(pool.map(pq.read_metadata, self.files))
+        except (pa.ArrowException, OSError):
+            return None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def column_stats(self, column: str) -> ColumnStats | None:
+        """Return the statistics of a column of times or integers. None if a footer does not contain them."""
+        if column not in self._stats:
+            self._stats[column] = self._combined_stats(column)
+        return self._stats[column]
+
+    def _combined_stats(self, column: str) -> ColumnStats | None:
+        parts = list[ColumnStats]()
+        for file, footer in zip(self.files, self.metadata or (), strict=False):
             part = _file_stats(file, footer, column)
             if part is None or part.unit_us != (parts or [part])[0].unit_us:
                 return None
             parts.append(part)
-    except (pa.ArrowException, OSError):
-        return None
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return _combine(parts)
+        return _combine(parts) if parts else None
 
 
 def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,8 +19,9 @@ from urllib.parse import unquote
 from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.source import Source
 from slackwater.connectors import dead_letter_restoration
-from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.files.directory_listing import escape_pattern
+from slackwater.connectors.files.parquet_footers import ParquetFooters
+from slackwater.connectors.files.parquet_rows import ParquetRows
 from slackwater.connectors.source import (
     SourceBatch,
     SparkPlannedSource,
@@ -144,14 +144,16 @@ class FilesSource(SparkPlannedSource):
 
     def batch_from_files(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
         """Return the batch that consists of `files`. `offsets`: the offsets after these files."""
-        stats = cache(partial(parquet_footers.column_stats, [Path(file_uri_to_path(f.path)) for f in files]))
-        stats_if_complete = stats if self._footers_are_complete(session, files) else None
+        footers = None
+        if self._footers_are_complete(session, files):
+            footers = ParquetFooters([Path(file_uri_to_path(f.path)) for f in files])
         return SourceBatch(
             self.read(session, files),
             offsets,
             len(files),
             name_files=make_file_namer(files),
-            column_stats=stats_if_complete,
+            column_stats=footers.column_stats if footers else None,
+            file_rows=ParquetRows(footers) if footers and not self.spec.options else None,
         )
 
     def _footers_are_complete(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:

@@ -114,7 +114,14 @@ def derive_statistics_from_footers(stats: ColumnStats | None, unit_us: int, firs
     if oldest is not None and newest is not None and not first <= oldest <= newest <= last:
         return None
     never = dict.fromkeys(("undecodable", "future", OUTSIDE), 0)
-    return {"rows": stats.rows, "bad": stats.nulls, "newest": newest, "place": stats.newest_file, **never}
+    return {
+        "rows": stats.rows,
+        "bad": stats.nulls,
+        "oldest": oldest,
+        "newest": newest,
+        "place": stats.newest_file,
+        **never,
+    }
 
 
 def count_unstorable_rows(rows: DataFrame) -> Any:

@@ -1,0 +1,249 @@
+"""Run an epoch of plain Parquet files in the Python workers alone: each worker reads all files, and keeps its shards' rows.
+
+    with Spark     files ─▶ rows ─▶ event time, SQL ─▶ shuffle ─▶ Arrow ─▶ a task for each shard
+    with PyArrow   files ─▶ Arrow: event time, key hash ─▶ the rows of the task's shards ─▶ shards
+
+PyArrow reads a million rows of three columns in 0.03 s, so reading all files in each of a few tasks costs less than a shuffle.
+
+An epoch runs this way if Spark would not compute anything that workers cannot: there is no SQL, every row has a usable event
+time, and the files have the declared types. If a worker finds a row that Spark would treat in another way, the epoch runs
+again with Spark.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slackwater.connectors import spark_connect_support
+from slackwater.connectors.files import parquet_rows
+from slackwater.connectors.source import Batch
+from slackwater.core.hashing import SEED, shard_of, spark_xxhash64
+from slackwater.core.schema import Field
+from slackwater.core.sorted_arrays import Int64s
+from slackwater.errors import NeedsSparkError
+from slackwater.operators import shard_rows, unstorable_rows
+from slackwater.operators.base import Operator, ShardTask
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.spark.row_query_builder import RowQueryBuilder
+from slackwater.spark.tuning.source_statistics import Facts
+from slackwater.spark.worker_tasks import PackedTasks, Task, ingest_rows
+from slackwater.tuning_switches import is_enabled
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+MOST_TASKS = 8  # each task reads all files, so with many tasks a shuffle is cheaper
+MOST_ROWS = 5_000_000  # per epoch; the tasks hold all of them in memory
+MOST_BYTES = 512 << 20  # of the files of an epoch, uncompressed
+HASHED_TYPES = ("string", "bigint", "int", "boolean")  # see `core.numba_hashing`
+
+
+@dataclass(frozen=True)
+class FileInput:
+    """The files of one source, and the columns that an input of the operator needs.
+
+    Args:
+        source: The name of the operator's input.
+        paths: The paths of the files.
+        rows: The number of rows in the files.
+        fields: The columns that the shards need.
+        time: The event-time column.
+        unit_us: The unit of the event time in microseconds. 0 for a timestamp.
+        tag: The tag that identifies the source of the rows. None if rows do not need a tag.
+    """
+
+    source: str
+    paths: tuple[str, ...]
+    rows: int
+    fields: tuple[Field, ...]
+    time: str
+    unit_us: int
+    tag: int | None
+
+
+def find_file_inputs(
+    rows: RowQueryBuilder, batch: Batch, tasks: Sequence[ShardTask], facts: Mapping[str, Facts]
+) -> list[FileInput]:
+    """Return the inputs of an epoch that workers can process without Spark. Empty if Spark must read the epoch.
+
+    Args:
+        rows: The builder of the plan for the rows of the step.
+        batch: The batch of the epoch.
+        tasks: The tasks of all shards.
+        facts: The statistics that are available before rows are read, by source.
+    """
+    pipeline, names = rows.pipeline, [s.name for s in rows.pipeline.sources]
+    sources = [name for name in names if name in batch.payload]
+    if not all(name in facts and name in batch.file_rows for name in sources) or not _are_few_rows(batch, facts):
+        return []
+    if rows.end is not None or isinstance(rows.logic, StatelessOperator) or not _is_local(rows, len(tasks)):
+        return []
+    is_tagged = len(names) > 1 or 0 in tasks[0].idle_sources
+    inputs = list[FileInput]()
+    for name in sources:
+        tag = names.index(name) if is_tagged else None
+        for path in pipeline.input_paths_from(name):
+            file_input = None
+            if not pipeline.sql_chain(path) and not _may_be_rejected(rows, facts[name], tasks[0]):
+                file_input = _find_file_input(rows, batch, facts[name], name, path.name, tag)
+            if file_input is None:
+                return []
+            inputs.append(file_input)
+    return inputs
+
+
+def count_tasks(shards: int, slots: int) -> int:
+    """Return the number of tasks that read the files. `slots`: the number of tasks that Spark can run in parallel."""
+    return min(shards, slots)
+
+
+def _is_local(rows: RowQueryBuilder, shards: int) -> bool:
+    """Return whether Spark runs on this machine, with few tasks at a time."""
+    session = rows.session
+    is_local = is_enabled("file_workers") and spark_connect_support.is_local_spark(session)
+    return is_local and count_tasks(shards, spark_connect_support.count_task_slots(session)) <= MOST_TASKS
+
+
+def _are_few_rows(batch: Batch, facts: Mapping[str, Facts]) -> bool:
+    size = sum(file_rows.count_bytes() for file_rows in batch.file_rows.values())
+    return sum(f["rows"] for f in facts.values()) <= MOST_ROWS and size <= MOST_BYTES
+
+
+def _may_be_rejected(rows: RowQueryBuilder, facts: Facts, task: ShardTask) -> bool:
+    """Return whether some rows of a source are bad, or may be late and must keep their origin for dead letters."""
+    oldest = facts["oldest"]
+    is_late = oldest is not None and oldest < task.operator.late_threshold(task.watermark)
+    return bool(facts["bad"]) or (is_late and rows.pipeline.tracks_origin)
+
+
+def _find_file_input(
+    rows: RowQueryBuilder, batch: Batch, facts: Facts, source: str, name: str, tag: int | None
+) -> FileInput | None:
+    """Return an input of the operator. None if PyArrow may not read the same rows as Spark.
+
+    Args:
+        rows: The builder of the plan for the rows of the step.
+        batch: The batch of the epoch.
+        facts: The statistics of the source.
+        source: The name of the source.
+        name: The name of the operator's input.
+        tag: The tag of the rows.
+    """
+    time_column = rows.time_column(source)
+    assert time_column is not None  # because the statistics of the source are known
+    (column, unit_us), file_rows = time_column, batch.file_rows[source]
+    fields = tuple(shard_rows.find_input_fields(rows.logic, name))
+    keys = shard_rows.find_hashed_keys(rows.logic, name)
+    hashed = [i.source for i in rows.logic.inputs if i.hashed] if isinstance(rows.logic, WindowOperator) else []
+    declared = batch.payload[source].schema
+    if column not in declared.names or any(f.type not in HASHED_TYPES for f in (*keys, *hashed)):
+        return None
+    time = Field(column, declared[column].dataType.simpleString())
+    is_readable = file_rows.has_columns(fields, time)
+    return FileInput(name, file_rows.paths, facts["rows"], fields, column, unit_us, tag) if is_readable else None
+
+
+# -- in a worker -------------------------------------------------------------------------------------------------------
+
+
+def ingest_files_task(inputs: Sequence[FileInput], tasks: Sequence[ShardTask], count: int) -> Task:
+    """Return a task that reads files and ingests the rows of its shards. It returns one line per shard: its report.
+
+    The only row of each partition contains the number of the task. Shards without rows have no report.
+
+    Args:
+        inputs: The inputs of the operator.
+        tasks: The tasks of all shards.
+        count: The number of tasks that read the files.
+    """
+    packed, shards = PackedTasks.pack(tasks), len(tasks)
+
+    def run(table: pa.Table) -> str:
+        import polars as pl
+
+        number = table.column(0)[0].as_py()
+        own_shards, parts = range(number, shards, count), defaultdict[int, list[pl.DataFrame]](list)
+        check = packed.task(number)
+        for file_input in inputs:
+            for shard, rows in _read_rows(file_input, check, shards, own_shards):
+                parts[shard].append(rows)
+        reports = (ingest_rows(packed.task(shard), pl.concat(parts.pop(shard))) for shard in sorted(parts))
+        return "\n".join(report.model_dump_json() for report in reports)
+
+    return run
+
+
+def _read_rows(
+    file_input: FileInput, task: ShardTask, shards: int, own_shards: range
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Yield the rows of files as (shard, columns for the shard), without empty frames.
+
+    Args:
+        file_input: The files.
+        task: The task of any shard.
+        shards: The number of shards.
+        own_shards: The numbers of this worker's shards.
+
+    Raises:
+        NeedsSparkError: A file cannot be read, has changed, or contains a row that cannot be stored.
+    """
+    import polars as pl
+
+    operator, source, count = task.operator, file_input.source, 0
+    columns = list(dict.fromkeys([*(f.name for f in file_input.fields), file_input.time]))
+    for table in parquet_rows.read_tables(file_input.paths, columns):
+        count += table.num_rows
+        hashes = _hash_keys(operator, source, table)
+        numbers = shard_of(hashes, shards)
+        frame = pl.DataFrame(table)
+        times = frame[file_input.time]
+        times = times * file_input.unit_us if file_input.unit_us else times.dt.timestamp("us")
+        times = times.cast(pl.Int64)
+        _check_storable(operator, source, task, frame, times)
+        for shard in own_shards:
+            is_own = pl.Series(numbers == shard)
+            rows = shard_rows.HashedRows(
+                frame.filter(is_own), times.filter(is_own), pl.Series(hashes).filter(is_own), _hash_values
+            )
+            if rows.frame.is_empty():
+                continue
+            selected = shard_rows.select_shard_columns(operator, source, rows)
+            if file_input.tag is not None:
+                selected = selected.with_columns(pl.lit(file_input.tag, pl.Int32).alias("__src"))
+            yield shard, selected
+    if count != file_input.rows:
+        raise NeedsSparkError(f"the files of {source} have changed")
+
+
+def _hash_keys(operator: Operator, source: str, table: pa.Table) -> Int64s:
+    from slackwater.core.numba_hashing import hash_keys  # imported on use, because it imports Numba
+
+    keys = shard_rows.find_hashed_keys(operator, source)
+    if not keys:
+        return np.full(table.num_rows, SEED)
+    return hash_keys([table.column(key.name).chunk(0) for key in keys], keys)
+
+
+def _hash_values(column: pl.Series, field: Field) -> pl.Series:
+    """Return Spark's `xxhash64(type, value)` of the values of a column, and NULL for NULL."""
+    import polars as pl
+
+    from slackwater.core.numba_hashing import hash_keys  # imported on use, because it imports Numba
+
+    seed = spark_xxhash64((field.type,), (Field("type", "string"),))
+    return pl.Series(hash_keys([column.to_arrow()], [field], seed)).set(column.is_null(), None)
+
+
+def _check_storable(operator: Operator, source: str, task: ShardTask, rows: pl.DataFrame, times: pl.Series) -> None:
+    """Raise NeedsSparkError if the target or the state cannot store a row."""
+    timed = rows.with_columns(times.alias("ts"))
+    reasons = unstorable_rows.unstorable_reason(operator, operator.input_index(source), task.capacity, timed)
+    if reasons is not None and reasons.null_count() < len(reasons):
+        raise NeedsSparkError(f"the target or the state cannot store all rows of {source}")
