@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -33,35 +35,43 @@ def hash_keys(columns: Sequence[pa.Array], fields: Sequence[Field], seed: int = 
     hashes = np.full(len(columns[0]), seed % (1 << 64), np.uint64)
     for column, field in zip(columns, fields, strict=True):
         hashed = _hash_column(column, field, hashes)
-        # PyArrow's to_numpy would import pandas
         hashes = hashed if not column.null_count else np.where(_to_bools(column.is_valid()), hashed, hashes)
     return hashes.view(np.int64)
 
 
 def compile_hash_loops() -> None:
     """Compile all loops, or load them from the cache, so that the first epoch does not have to."""
-    columns = [pa.array(["a"]), pa.array([1], pa.int64()), pa.array([1], pa.int32())]
-    hash_keys(columns, [Field("c", type_) for type_ in ("string", "bigint", "int")])
+    fields = [Field("c", type_) for type_ in ("string", "bigint", "int")]
+    # `pa.array` would import pandas
+    columns = [pl.Series([value], dtype=f.polars).to_arrow() for f, value in zip(fields, ("a", 1, 1), strict=True)]
+    hash_keys(columns, fields)
 
 
 def _hash_column(column: pa.Array, field: Field, seeds: UInt64s) -> UInt64s:
     if field.type == "string":
         column = column.cast(pa.large_string())
         _, offsets, data = column.buffers()
-        bounds = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-        return hash_strings(np.frombuffer(data or b"", np.uint8), bounds, seeds)
+        bounds = _view(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+        return hash_strings(_view(data, np.uint8), bounds, seeds)
     if field.type == "bigint":
         return hash_longs(_to_numbers(column.cast(pa.int64()), np.int64), seeds)
     return hash_ints(_to_numbers(column.cast(pa.int32()), np.int32), seeds)
 
 
-def _to_numbers(column: pa.Array, dtype: type[np.signedinteger]) -> NDArray[np.signedinteger]:
-    values: NDArray[np.signedinteger] = np.frombuffer(column.buffers()[1], dtype)
-    return values[column.offset : column.offset + len(column)]
-
-
 def _to_bools(column: pa.Array) -> NDArray[np.bool_]:
     return _to_numbers(column.cast(pa.int8()), np.int8).view(np.bool_)
+
+
+def _to_numbers(column: pa.Array, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return the values of a column. PyArrow's to_numpy would import pandas."""
+    return _view(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
+
+
+def _view(buffer: pa.Buffer | None, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return a read-only array. For arrays that are sometimes writable, Numba would compile a function several times."""
+    array = np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype)
+    array.setflags(write=False)
+    return array
 
 
 @compiled

@@ -228,7 +228,8 @@ class PipelineRunner:
 def _warm_up_workers(spark: SparkSession, shards: int, pipeline: Pipeline) -> None:
     windows = [stage.transform.window for stage in pipeline.stage_pipelines.values()]
     try:
-        warm_up(spark, shards, loops=any(w is not None and w.kind == "session" for w in windows))
+        has_sessions = any(w is not None and w.kind == "session" for w in windows)
+        warm_up(spark, shards, has_sessions, reads_files=any(s.format == "parquet" for s in pipeline.sources))
     except Exception as error:
         log.debug("warming up the workers failed: %s", error)
 

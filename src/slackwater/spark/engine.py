@@ -183,16 +183,17 @@ class SparkEngine:
             return None
         reports = _parse_reports(answers)
         self.queries.preaggregation.observe(reports)
-        stats = {
-            name: source_stats(facts[name], {}, batch.name_files.get(name, lambda fingerprint: None))
-            for name in batch.payload
-        }
+        stats: dict[str, SourceStats] = {}
+        for name in batch.payload:
+            stats[name] = source_stats(facts[name], {}, batch.name_files.get(name, lambda fingerprint: None))
+            self.hints.add_statistics(name, facts[name])
+            self.queries.statistics.record_rows(name, stats[name].rows)
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
             timed = self.rows.with_event_time(source, batch.payload[source], clock_us, None)
             return locate_newest_event_times(timed, jump_us, False)
 
-        return IngestOutcome(reports, stats, spans=spans)
+        return self.hints.add_time_unit_hints(IngestOutcome(reports, stats, spans=spans), batch, clock_us)
 
     def _run_epoch(self, query: EpochQuery, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Run a query and its shards, and return their reports with the statistics of each source."""
@@ -250,12 +251,15 @@ class SparkEngine:
         facts_by_source = dict[str, Facts]()
         for name in batch.payload:
             ask, plain = batch.column_stats.get(name), self.rows.time_column(name)
-            if ask is None or plain is None or self.hints.aggregates(name):
+            if ask is None or plain is None:
                 continue
             column, unit_us = plain
             facts = derive_statistics_from_footers(
                 ask(column), unit_us, first, min(last, self.rows.latest_allowed_us(clock_us))
             )
+            if facts is not None and self.hints.aggregates(name):
+                checks = self.hints.derive_from_footers(name, facts, batch.file_rows.get(name), clock_us)
+                facts = None if checks is None else {**facts, **checks}
             if facts is not None:
                 facts_by_source[name] = facts
         return facts_by_source

@@ -24,6 +24,7 @@ from slackwater.core.column_names import quote_identifier
 from slackwater.core.humanize import plural
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.spark.analysis import sql_analysis
+from slackwater.spark.epoch_sql import PER_UNIT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,6 +184,37 @@ class FirstRowsCheck:
         if number is not None:
             aggregates.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
         return aggregates
+
+    def derive_from_footers(
+        self, name: str, facts: Mapping[str, Any], file_rows: Any, clock_us: int
+    ) -> Mapping[str, Any] | None:
+        """Return the results of `aggregates` from the footers of files, without reading rows.
+
+        Return None if the footers are not sufficient, or if the rows may need a warning or a hint.
+
+        Args:
+            name: The name of the source.
+            facts: The statistics of the source, from the footers.
+            file_rows: The `ParquetRows` of the source. None if the footers cannot be used.
+            clock_us: The current time in microseconds.
+        """
+        if file_rows is None or not facts["rows"] or facts["bad"]:
+            return None
+        results: dict[str, Any] = {}
+        for i, column in enumerate(self._counts[name].columns):
+            nulls = file_rows.count_nulls(column)
+            if nulls is None or nulls == facts["rows"]:
+                return None
+            results[f"__value{i}"] = facts["rows"] - nulls
+        kind, _ = self._time_numbers[name] or (None, "")
+        if kind is not None:  # the median is between the oldest and the newest time
+            unit = self.pipeline.transform.step.event_time_unit
+            step = PER_UNIT.get(unit or "s", 1)
+            numbers = [facts[which] // step for which in ("oldest", "newest")]
+            if any(suggest_time_unit(number, unit, kind, clock_us) for number in numbers):
+                return None
+            results["__number"] = numbers[0]
+        return results
 
     def add_time_unit_hints(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
         """Count the rows of an epoch, warn about columns without values, and return the outcome with unit hints.

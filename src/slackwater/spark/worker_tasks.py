@@ -54,17 +54,17 @@ Task = Callable[["pa.Table"], str]
 Report = TypeVar("Report")
 
 
-def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
+def warm_up(session: SparkSession, workers: int, loops: bool, reads_files: bool) -> None:
     """Start the Python workers before the first batch, and make them import the modules that they need.
 
     Args:
         session: The Spark session.
         workers: The number of workers.
         loops: Whether to compile the loops that build sessions.
+        reads_files: Whether workers may read Parquet files.
     """
-    if loops:  # once in this process; workers on this machine use the compiled files
-        compile_session_loops()
-    run_on_partitions(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
+    _warm_loops(loops, reads_files)  # once in this process; workers on this machine use the compiled files
+    run_on_partitions(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops, reads_files))
 
 
 def run_on_partitions(
@@ -293,12 +293,23 @@ def count_task(tasks: Sequence[ShardTask], shard_count: ShardCount) -> Task:
     return run
 
 
-def _warm_task(loops: bool, table: pa.Table) -> str:
+def _warm_task(loops: bool, reads_files: bool, table: pa.Table) -> str:
     from slackwater.operators import registry as every
 
+    _warm_loops(loops, reads_files)
+    return every.__name__
+
+
+def _warm_loops(loops: bool, reads_files: bool) -> None:
     if loops:
         compile_session_loops()
-    return every.__name__
+    if reads_files:
+        import pyarrow.parquet as reader
+
+        from slackwater.core import numba_hashing
+
+        assert reader
+        numba_hashing.compile_hash_loops()
 
 
 def compile_session_loops() -> None:

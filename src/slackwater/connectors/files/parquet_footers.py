@@ -56,6 +56,20 @@ class ParquetFooters:
             self._stats[column] = self._combined_stats(column)
         return self._stats[column]
 
+    def count_nulls(self, column: str) -> int | None:
+        """Return the number of rows in which a column is NULL. None if a footer does not contain it."""
+        nulls = 0
+        for footer in self.metadata or ():
+            number = _leaf_index(footer, column)
+            if number is None or footer.schema.column(number).max_repetition_level:
+                return None
+            for group in range(footer.num_row_groups):
+                statistics = footer.row_group(group).column(number).statistics
+                if statistics is None or not statistics.has_null_count:
+                    return None
+                nulls += statistics.null_count
+        return nulls if self.metadata is not None else None
+
     def _combined_stats(self, column: str) -> ColumnStats | None:
         parts = list[ColumnStats]()
         for file, footer in zip(self.files, self.metadata or (), strict=False):

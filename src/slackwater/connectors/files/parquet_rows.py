@@ -43,6 +43,10 @@ class ParquetRows:
         footers = self.footers.metadata
         return footers is not None and all(_has_columns(footer, fields, time) for footer in footers)
 
+    def count_nulls(self, column: str) -> int | None:
+        """Return the number of rows in which a column is NULL. None if a footer does not contain it."""
+        return self.footers.count_nulls(column)
+
     def count_bytes(self) -> int:
         """Return the uncompressed size of all columns, encoded as in the files."""
         footers = self.footers.metadata or ()
