@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slackwater.connectors.files.parquet_footers import column_stats
+from slackwater.connectors.files.parquet_footers import ParquetFooters
 from slackwater.connectors.source import ColumnStats
 
 BEGIN = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
@@ -44,20 +44,22 @@ def test_column_statistics_cover_all_files_row_groups_and_units(tmp_path: Path, 
     b = write_parquet_column(tmp_path / "b", pa.array([None, None, bare[0]]).cast(kind), row_group_size=2)
     begin = BEGIN_US // unit_us
     expected = ColumnStats(7, 3, unit_us, begin + 20_000_000 // unit_us, begin + 30_000_000 // unit_us, str(a))
-    assert column_stats([a, b], "ts") == column_stats([b, a], "ts") == expected
-    assert column_stats([a, b], "TS") == expected, "Spark does not tell names apart by their case"
+    assert ParquetFooters([a, b]).column_stats("ts") == ParquetFooters([b, a]).column_stats("ts") == expected
+    assert ParquetFooters([a, b]).column_stats("TS") == expected, "Spark does not tell names apart by their case"
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
 def test_integer_columns_have_statistics_without_a_time_unit(tmp_path: Path, kind: Any) -> None:
     path = write_parquet_column(tmp_path / "a", pa.array([7, -3, None], kind))
-    assert column_stats([path], "ts") == ColumnStats(3, 1, 0, -3, 7, str(path))
+    assert ParquetFooters([path]).column_stats("ts") == ColumnStats(3, 1, 0, -3, 7, str(path))
 
 
 def test_files_written_by_polars_have_statistics(tmp_path: Path) -> None:
     path = tmp_path / "a"
     pl.DataFrame({"ts": times_after_begin(1, 9, None)}).write_parquet(path, row_group_size=2)
-    assert column_stats([path], "ts") == ColumnStats(3, 1, 1, BEGIN_US + 1_000_000, BEGIN_US + 9_000_000, str(path))
+    assert ParquetFooters([path]).column_stats("ts") == ColumnStats(
+        3, 1, 1, BEGIN_US + 1_000_000, BEGIN_US + 9_000_000, str(path)
+    )
 
 
 def test_files_without_rows_or_times_have_counts_but_no_range(tmp_path: Path) -> None:
@@ -66,12 +68,12 @@ def test_files_without_rows_or_times_have_counts_but_no_range(tmp_path: Path) ->
         write_parquet_column(tmp_path / "1", pa.array([None, None], US)),
     )
     some = write_parquet_column(tmp_path / "2", pa.array(times_after_begin(5)).cast(US))
-    assert column_stats([none], "ts") == ColumnStats(0, 0, 1)
-    assert column_stats([none, nulls], "ts") == ColumnStats(2, 2, 1)
-    assert column_stats([nulls, some, none], "ts") == ColumnStats(
+    assert ParquetFooters([none]).column_stats("ts") == ColumnStats(0, 0, 1)
+    assert ParquetFooters([none, nulls]).column_stats("ts") == ColumnStats(2, 2, 1)
+    assert ParquetFooters([nulls, some, none]).column_stats("ts") == ColumnStats(
         3, 2, 1, BEGIN_US + 5_000_000, BEGIN_US + 5_000_000, str(some)
     )
-    assert column_stats([], "ts") is None
+    assert ParquetFooters([]).column_stats("ts") is None
 
 
 @pytest.mark.parametrize(
@@ -104,19 +106,19 @@ def test_files_without_rows_or_times_have_counts_but_no_range(tmp_path: Path) ->
 def test_columns_without_usable_footers_have_no_statistics(tmp_path: Path, column: Any, how: Any) -> None:
     path = write_parquet_column(tmp_path / "a", column, **how)
     good = write_parquet_column(tmp_path / "b", pa.array(times_after_begin(1)).cast(US))
-    assert column_stats([path], "ts") is None
-    assert column_stats([good, path], "ts") is None
+    assert ParquetFooters([path]).column_stats("ts") is None
+    assert ParquetFooters([good, path]).column_stats("ts") is None
 
 
 def test_missing_or_ambiguous_columns_have_no_statistics(tmp_path: Path) -> None:
     path = tmp_path / "a"
     pq.write_table(pa.table({"ts": [1], "Ts": [2], "s": [{"x": 3}], "t.x": [4]}), path)
-    assert [column_stats([path], name) for name in ("ts", "x", "s.x", "t.x", "s", "gone")] == [None] * 6
+    assert [ParquetFooters([path]).column_stats(name) for name in ("ts", "x", "s.x", "t.x", "s", "gone")] == [None] * 6
 
 
 def test_files_with_different_time_units_have_no_statistics(tmp_path: Path) -> None:
     a, b = (write_parquet_column(tmp_path / str(k), pa.array(times_after_begin(1)).cast(k)) for k in (US, MS))
-    assert column_stats([a, b], "ts") is None
+    assert ParquetFooters([a, b]).column_stats("ts") is None
 
 
 def test_unreadable_files_have_no_statistics(tmp_path: Path) -> None:
@@ -125,4 +127,4 @@ def test_unreadable_files_have_no_statistics(tmp_path: Path) -> None:
     torn.write_bytes(good.read_bytes()[:-20])
     (tmp_path / "empty").touch()
     for bad in (torn, tmp_path / "empty", tmp_path / "gone", tmp_path):
-        assert column_stats([good, bad], "ts") is None
+        assert ParquetFooters([good, bad]).column_stats("ts") is None
