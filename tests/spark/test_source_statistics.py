@@ -15,7 +15,7 @@ from tests.support.sample_events_and_windows import build_simple_session_window
 from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
-from slackwater.connectors.files import parquet_footers
+from slackwater.connectors.files.parquet_footers import ParquetFooters
 from slackwater.connectors.files.source import FilesSource
 from slackwater.errors import EpochError
 from slackwater.spark import first_rows_check
@@ -72,7 +72,8 @@ class StatisticsRecorder:
 
     def __post_init__(self) -> None:
         self.patch.setattr(source_statistics, "_collect", self.record_calls("job", source_statistics._collect))
-        self.patch.setattr(parquet_footers, "column_stats", self.record_calls("footers", parquet_footers.column_stats))
+        combined_stats = ParquetFooters._combined_stats
+        self.patch.setattr(ParquetFooters, "_combined_stats", self.record_calls("footers", combined_stats))
 
     def record_calls(self, way: str, done: Any) -> Any:
         def do(*arguments: Any) -> Any:
@@ -128,14 +129,14 @@ def test_statistics_of_columnar_files_are_collected_in_a_separate_job(statistics
 
 @exhaustive(beside="test_source_statistics.py::test_footer_statistics_equal_observed_statistics_for_every_time_type")
 def test_parquet_footers_provide_statistics_without_a_job(statistics_recorder: StatisticsRecorder) -> None:
-    """The first rows of a source, and a time too far ahead, need more statistics than footers have."""
+    """A time too far ahead needs more statistics than footers have."""
     source = write_parquet_source(statistics_recorder.runner, FAR)
     observed = statistics_recorder.run_with_statistics(source, OBSERVED, False)
     assert statistics_recorder.run_with_statistics(source, OBSERVED, True) == observed
-    assert not statistics_recorder.seen, "all are first rows"
+    assert statistics_recorder.seen == ["footers"] * 3
     statistics_recorder.patch.setattr(first_rows_check, "ROWS", 1)
     assert statistics_recorder.run_with_statistics(source, OBSERVED, True) == observed
-    assert statistics_recorder.seen == ["footers"] * 2
+    assert statistics_recorder.seen == ["footers"] * 3
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_footer_statistics_equal_observed_statistics_for_every_time_type(
     observed = statistics_recorder.run_with_statistics(source, OBSERVED, False, **more)
     assert observed[1][-1].rows_bad == 1
     assert statistics_recorder.run_with_statistics(source, OBSERVED, True, **more) == observed
-    assert statistics_recorder.seen == ["footers"] * 2
+    assert statistics_recorder.seen == ["footers"] * 3
 
 
 def test_windows_closed_by_footer_statistics_are_emitted_without_a_separate_emit_call(
@@ -169,7 +170,7 @@ def test_windows_closed_by_footer_statistics_are_emitted_without_a_separate_emit
     observed = statistics_recorder.run_with_statistics(source, OBSERVED, False, lateness_ms=0)
     assert statistics_recorder.seen == ["emit"] * 3, "the last is the flush"
     assert statistics_recorder.run_with_statistics(source, OBSERVED, True, lateness_ms=0) == observed
-    assert statistics_recorder.seen == ["footers"] * 3 + ["emit"]
+    assert statistics_recorder.seen == ["footers"] * 4 + ["emit"]
 
 
 def test_statistics_missing_in_footers_are_collected_from_the_rows(statistics_recorder: StatisticsRecorder) -> None:
@@ -179,7 +180,7 @@ def test_statistics_missing_in_footers_are_collected_from_the_rows(statistics_re
     observed = statistics_recorder.run_with_statistics(source, OBSERVED, False, event_time_unit="us")
     assert observed[1][-1].rows_bad == 2
     assert statistics_recorder.run_with_statistics(source, OBSERVED, True, event_time_unit="us") == observed
-    assert statistics_recorder.seen == ["footers"] * 3
+    assert statistics_recorder.seen == ["footers"] * 4
 
 
 @pytest.mark.parametrize("option", ["ignoreCorruptFiles", "ignoreMissingFiles"])

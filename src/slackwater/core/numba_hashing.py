@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from slackwater.core.hashing import SEED
 from slackwater.core.numba_loops import Int64s, compiled, inline_loop
-from slackwater.core.schema import Field
+from slackwater.core.schema import INTEGERS, Field
 
 UInt64s = NDArray[np.uint64]
 
-TYPES = ("string", "bigint", "int", "boolean")  # the types of keys that `hash_keys` supports
+TYPES = ("string", *INTEGERS, "boolean")  # the types of keys that `hash_keys` supports
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
 

@@ -23,7 +23,7 @@ from slackwater.connectors import spark_connect_support
 from slackwater.connectors.files import parquet_rows
 from slackwater.connectors.source import Batch
 from slackwater.core.hashing import SEED, shard_of, spark_xxhash64
-from slackwater.core.schema import Field
+from slackwater.core.schema import INTEGERS, Field, ValueLimits
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import NeedsSparkError
 from slackwater.operators import shard_rows, unstorable_rows
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MOST_TASKS = 8  # each task reads all files, so with many tasks a shuffle is cheaper
 MOST_ROWS = 5_000_000  # per epoch; the tasks hold all of them in memory
 MOST_BYTES = 512 << 20  # of the files of an epoch, uncompressed
-HASHED_TYPES = ("string", "bigint", "int", "boolean")  # see `core.numba_hashing`
+HASHED_TYPES = ("string", *INTEGERS, "boolean")  # as in `core.numba_hashing`, which is imported only in workers
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,9 @@ def _read_rows(
         numbers = shard_of(hashes, shards)
         frame = pl.DataFrame(table)
         times = frame[file_input.time]
-        times = times * file_input.unit_us if file_input.unit_us else times.dt.timestamp("us")
-        times = times.cast(pl.Int64)
-        _check_storable(operator, source, task, frame, times)
+        unit_us = file_input.unit_us
+        times = times.cast(pl.Int64) * unit_us if unit_us else times.dt.timestamp("us")
+        _check_storable(operator, source, task.capacity, frame, times)
         for shard in own_shards:
             is_own = pl.Series(numbers == shard)
             rows = shard_rows.HashedRows(
@@ -241,9 +241,11 @@ def _hash_values(column: pl.Series, field: Field) -> pl.Series:
     return pl.Series(hash_keys([column.to_arrow()], [field], seed)).set(column.is_null(), None)
 
 
-def _check_storable(operator: Operator, source: str, task: ShardTask, rows: pl.DataFrame, times: pl.Series) -> None:
+def _check_storable(
+    operator: Operator, source: str, capacity: ValueLimits, rows: pl.DataFrame, times: pl.Series
+) -> None:
     """Raise NeedsSparkError if the target or the state cannot store a row."""
     timed = rows.with_columns(times.alias("ts"))
-    reasons = unstorable_rows.unstorable_reason(operator, operator.input_index(source), task.capacity, timed)
+    reasons = unstorable_rows.unstorable_reason(operator, operator.input_index(source), capacity, timed)
     if reasons is not None and reasons.null_count() < len(reasons):
         raise NeedsSparkError(f"the target or the state cannot store all rows of {source}")

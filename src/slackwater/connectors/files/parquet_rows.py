@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.connectors.files.parquet_footers import ParquetFooters
-from slackwater.core.schema import Field
+from slackwater.core.schema import FLOATS, INTEGERS, Field
 from slackwater.errors import NeedsSparkError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData
 
-_TYPES = ("bigint", "int", "double", "boolean")
+_TYPES = (*INTEGERS, *FLOATS, "boolean")
 _ROWS_PER_TABLE = 250_000  # small files are combined up to this number of rows
 
 
