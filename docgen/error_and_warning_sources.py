@@ -18,7 +18,12 @@ from slackwater.core.humanize import mismatch
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "slackwater"
-CLASSES = {n: c for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, errors.SlackwaterError)}
+_INTERNAL = (errors.NeedsSparkError,)  # never shown to users
+CLASSES = {
+    n: c
+    for n, c in vars(errors).items()
+    if inspect.isclass(c) and issubclass(c, errors.SlackwaterError) and c not in _INTERNAL
+}
 WARNING = "warning"  # used instead of a class, for log lines
 VALUE = "…"  # stands for what the message is about
 _MISMATCHES = (mismatch.__name__, describe_value_mismatch.__name__)  # their calls stand for the text that they format

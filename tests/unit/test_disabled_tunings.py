@@ -19,6 +19,7 @@ from slackwater.connectors.payloads.json_payload import JsonPayload
 from slackwater.connectors.source import Batch
 from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.operators.reports import IngestReport
+from slackwater.spark import file_epoch
 from slackwater.spark.epoch_query import EpochQueryBuilder
 from slackwater.spark.sessions import jvm_launch
 from slackwater.spark.tuning import shuffle_tuning, source_statistics, worker_memory
@@ -90,6 +91,12 @@ def runs_shards_in_this_process() -> bool:
     return EpochQueryBuilder(rows, None, one_task=always)._is_collected(ONE_RECORD)  # type: ignore[arg-type]
 
 
+def reads_files_in_workers() -> bool:
+    local_spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]", defaultParallelism=2))
+    rows: Any = SimpleNamespace(session=local_spark)
+    return file_epoch._is_local(rows, 2)
+
+
 def acknowledges_the_task() -> bool:
     if not hasattr(socket, "TCP_QUICKACK"):  # only Linux has it
         return is_enabled("quick_ack")
@@ -103,6 +110,7 @@ EFFECTS: dict[str, Callable[[], bool]] = {
     "arrow_batch_size": limits_batches_by_rows,
     "class_archive": uses_class_archive,
     "expression_cache": reuses_expressions,
+    "file_workers": reads_files_in_workers,
     "json_workers": decodes_many_records_in_workers,
     "jvm_options": lambda: bool(jvm_launch.jvm_options({})),
     "kafka_workers": reads_kafka_in_workers,

@@ -1,6 +1,6 @@
 """Test support: pipelines in one process with a virtual clock, TOML test files, and local Kafka and Postgres servers.
 
-May import: config, connectors, core, dead_letters, engine, errors, joins, logging, operators, pyspark, runner, spark,
+May import: config, connectors, core, dead_letters, engine, errors, logging, operators, pyspark, runner, spark,
 state, watermark, windows.
 """
 

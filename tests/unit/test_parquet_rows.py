@@ -1,0 +1,116 @@
+"""Which columns of Parquet files workers may read instead of Spark, and in which tables they read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slackwater.connectors.files import parquet_rows
+from slackwater.connectors.files.parquet_footers import ParquetFooters
+from slackwater.connectors.files.parquet_rows import ParquetRows, read_tables
+from slackwater.core.schema import Field
+from slackwater.errors import NeedsSparkError
+
+TIME = Field("ts", "timestamp")
+US = pa.timestamp("us", tz="UTC")
+
+
+def write_columns(path: Path, columns: dict[str, pa.Array], **how: Any) -> ParquetRows:
+    pq.write_table(pa.table({"ts": pa.array([0, 1], pa.int64()).cast(US), **columns}), path, **how)
+    return ParquetRows(ParquetFooters([path]))
+
+
+@pytest.mark.parametrize(
+    ("declared", "stored", "is_equal"),
+    [
+        ("string", pa.string(), True),
+        ("string", pa.large_string(), True),
+        ("string", pa.binary(), False),
+        ("tinyint", pa.int8(), True),
+        ("smallint", pa.int16(), True),
+        ("smallint", pa.int32(), False),
+        ("int", pa.int32(), True),
+        ("int", pa.uint32(), False),
+        ("bigint", pa.int64(), True),
+        ("bigint", pa.int32(), False),
+        ("int", pa.int64(), False),
+        ("double", pa.float64(), True),
+        ("double", pa.float32(), False),
+        ("float", pa.float32(), True),
+        ("boolean", pa.bool_(), True),
+        ("decimal(9,2)", pa.decimal128(9, 2), True),
+        ("decimal(9,2)", pa.decimal128(9, 3), False),
+        ("decimal(10,2)", pa.decimal128(9, 2), False),
+        ("date", pa.date32(), False),
+        ("timestamp", US, False),
+    ],
+    ids=lambda value: str(value).replace("/", "-"),
+)
+def test_workers_read_only_columns_with_the_declared_type(
+    tmp_path: Path, declared: str, stored: pa.DataType, is_equal: bool
+) -> None:
+    """Times other than the event time may be in another calendar, which the footers would have to rule out."""
+    rows = write_columns(tmp_path / "a", {"v": pa.nulls(2, stored)})
+    assert rows.has_columns([Field("v", declared)], TIME) == is_equal
+
+
+@pytest.mark.parametrize(
+    ("declared", "stored", "is_time"),
+    [
+        ("timestamp", US, True),
+        ("timestamp", pa.timestamp("ms", tz="UTC"), True),
+        ("timestamp", pa.timestamp("us"), False),
+        ("timestamp", pa.int64(), False),
+        ("bigint", pa.int64(), True),
+        ("bigint", pa.int32(), False),
+        ("int", pa.int32(), True),
+        ("bigint", US, False),
+        ("string", pa.string(), False),
+    ],
+    ids=str,
+)
+def test_event_times_are_timestamps_or_integers(
+    tmp_path: Path, declared: str, stored: pa.DataType, is_time: bool
+) -> None:
+    rows = write_columns(tmp_path / "a", {"at": pa.nulls(2, stored)})
+    assert rows.has_columns([], Field("at", declared)) == is_time
+
+
+def test_columns_with_ambiguous_names_are_left_to_spark(tmp_path: Path) -> None:
+    value = pa.array([1, 2], pa.int32())
+    assert not write_columns(tmp_path / "a", {"V": value}).has_columns([Field("v", "int")], TIME)
+    assert not write_columns(tmp_path / "b", {"v": value, "V": value}).has_columns([Field("v", "int")], TIME)
+    assert not write_columns(tmp_path / "c", {"s.v": value}).has_columns([Field("s.v", "int")], TIME)
+    assert not write_columns(tmp_path / "d", {"s": pa.array([{"v": 1}, None])}).has_columns([Field("v", "int")], TIME)
+    assert not ParquetRows(ParquetFooters([tmp_path / "gone"])).has_columns([], TIME)
+
+
+def test_small_row_groups_and_files_are_combined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files a and b have five rows each, in groups of two. A table has at least four rows, except the last."""
+    monkeypatch.setattr(parquet_rows, "_ROWS_PER_TABLE", 4)
+    for name, kind in (("a", pa.string()), ("b", pa.large_string())):
+        pq.write_table(pa.table({"v": pa.array(list("abcde"), kind), "w": range(5)}), tmp_path / name, row_group_size=2)
+    pq.write_table(pa.table({"v": pa.array([], pa.string()), "w": pa.array([], pa.int64())}), tmp_path / "c")
+    tables = list(read_tables([str(tmp_path / name) for name in "abc"], ["v"]))
+    assert [table["v"].to_pylist() for table in tables] == [list("abcd"), list("eabcd"), list("e")]
+    assert all(table["v"].num_chunks == 1 and table.column_names == ["v"] for table in tables)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "torn", "a directory", "not UTF-8"])
+def test_files_that_cannot_be_read_need_spark(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a"
+    texts = pa.array([b"a", b"\xff"], pa.binary())
+    invalid = pa.StringArray.from_buffers(2, texts.buffers()[1], texts.buffers()[2])
+    pq.write_table(pa.table({"v": invalid if damage == "not UTF-8" else pa.array(["a", "b"])}), path)
+    if damage == "torn":
+        path.write_bytes(path.read_bytes()[:20])
+    elif damage != "not UTF-8":
+        path.unlink()
+    if damage == "a directory":
+        path.mkdir()
+    with pytest.raises(NeedsSparkError, match="a cannot be read by a worker"):
+        list(read_tables([str(path)], ["v"]))
