@@ -42,7 +42,7 @@ from slackwater.runner.error_boundary import ErrorBoundary, hide_stack_traces
 from slackwater.runner.run_log import RunNotifier
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.sessions import spark_session
-from slackwater.spark.worker_tasks import warm_up
+from slackwater.spark.worker_warm_up import warm_up
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.store_access import create_store
 

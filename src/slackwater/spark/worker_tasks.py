@@ -46,25 +46,12 @@ from slackwater.windows.state_layout import FAR
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 
 Task = Callable[["pa.Table"], str]
 Report = TypeVar("Report")
-
-
-def warm_up(session: SparkSession, workers: int, loops: bool, reads_files: bool) -> None:
-    """Start the Python workers before the first batch, and make them import the modules that they need.
-
-    Args:
-        session: The Spark session.
-        workers: The number of workers.
-        loops: Whether to compile the loops that build sessions.
-        reads_files: Whether workers may read Parquet files.
-    """
-    _warm_loops(loops, reads_files)  # once in this process; workers on this machine use the compiled files
-    run_on_partitions(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops, reads_files))
 
 
 def run_on_partitions(
@@ -112,8 +99,7 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
         task: The task.
         batches: The content of the partition.
     """
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    worker_memory.keep_freed_memory()
+    prepare_worker()
     import polars as pl
     import pyarrow as pa
 
@@ -129,6 +115,12 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
     answer = pl.DataFrame({"report": [report], "error": [error], **sizes})  # PyArrow would import pandas for lists
     yield from answer.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
     worker_memory.exempt_objects_from_gc()
+
+
+def prepare_worker() -> None:
+    """Configure the process of a worker. This must happen before Polars is imported."""
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    worker_memory.keep_freed_memory()
 
 
 @cache
@@ -291,33 +283,6 @@ def count_task(tasks: Sequence[ShardTask], shard_count: ShardCount) -> Task:
         return json.dumps(dict(shard_count(packed.task(table.column(0)[0].as_py()))))
 
     return run
-
-
-def _warm_task(loops: bool, reads_files: bool, table: pa.Table) -> str:
-    from slackwater.operators import registry as every
-
-    _warm_loops(loops, reads_files)
-    return every.__name__
-
-
-def _warm_loops(loops: bool, reads_files: bool) -> None:
-    if loops:
-        compile_session_loops()
-    if reads_files:
-        import pyarrow.parquet as reader
-
-        from slackwater.core import numba_hashing
-
-        assert reader
-        numba_hashing.compile_hash_loops()
-
-
-def compile_session_loops() -> None:
-    """Import and compile the loops that build sessions."""
-    from slackwater.windows import session_ingest, session_loops
-
-    assert session_ingest
-    session_loops.compile_loops()
 
 
 # -- batch queries -------------------------------------------------------------------------------------------------------
