@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -51,8 +51,8 @@ def warm_up(session: SparkSession, workers: int, loops: bool, reads_files: bool)
         elif loops:  # the driver runs loops when it emits sessions
             threading.Thread(target=load_loops, daemon=True).start()
     if not spark_connect_support.is_connect(session):
-        early = threading.Thread(target=_start_workers, args=(session, workers, loops, reads_files), daemon=True)
-        early.start()
+        task = partial(_import_in_job, loops, reads_files)
+        threading.Thread(target=start_workers, args=(session, workers, task), daemon=True).start()
     run_on_partitions(session.range(0, workers, 1, workers), ["id"], partial(_import_in_query, loops, reads_files))
 
 
@@ -93,14 +93,19 @@ def _marker_of_compiled_loops() -> Path:
     return spark_jars.cache_directory() / "loops" / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _start_workers(session: SparkSession, workers: int, loops: bool, reads_files: bool) -> None:
-    """Run a job without SQL in the workers that will run queries. If it fails, the first query starts the workers."""
+def start_workers(session: SparkSession, workers: int, task: Callable[[Iterable[int]], Iterable[int]]) -> None:
+    """Run a job without SQL in the workers that will run queries. If it fails, the first query starts the workers.
+
+    Args:
+        session: The Spark session, which does not use Spark Connect.
+        workers: The number of workers.
+        task: A function that converts the numbers of a partition.
+    """
     context = session.sparkContext
     added = {name: value for name, value in _ENVIRONMENT_OF_QUERIES.items() if name not in context.environment}
     context.environment.update(added)
     try:
-        numbers = context.parallelize(range(workers), workers)
-        numbers.mapPartitions(partial(_import_in_job, loops, reads_files)).count()
+        context.parallelize(range(workers), workers).mapPartitions(task).count()
     except Exception as error:
         log.debug("the workers cannot be started early: %s", error)
     finally:

@@ -1,0 +1,61 @@
+"""Workers start with a job without SQL. The queries of epochs use the same workers, and loops are compiled once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.spark import worker_warm_up
+from slackwater.spark.worker_tasks import run_on_partitions
+from slackwater.spark.worker_warm_up import _marker_of_compiled_loops, start_workers, warm_up
+
+pytestmark = pytest.mark.spark
+
+
+def test_queries_run_in_the_workers_that_a_job_without_sql_started(spark: Any, tmp_path: Path) -> None:
+    def write_process_id(numbers: Iterable[int]) -> Iterable[int]:
+        time.sleep(0.5)  # so that every partition has its own worker
+        (tmp_path / str(os.getpid())).touch()
+        return numbers
+
+    def find_process_id(table: Any) -> str:
+        time.sleep(0.5)  # so that every partition has its own worker
+        return str(os.getpid())
+
+    environment = dict(spark.sparkContext.environment)
+    start_workers(spark, 2, write_process_id)
+    assert spark.sparkContext.environment == environment
+    started = {path.name for path in tmp_path.iterdir()}
+    assert len(started) == 2
+    assert set(run_on_partitions(spark.range(0, 2, 1, 2), ["id"], find_process_id)) == started
+
+
+def test_failure_to_start_workers_early_is_not_reported(spark: Any) -> None:
+    def fail(numbers: Iterable[int]) -> Iterable[int]:
+        raise OSError("no memory")
+
+    start_workers(spark, 1, fail)
+
+
+def test_driver_compiles_loops_only_if_no_start_has_compiled_them(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))
+    imported: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(worker_warm_up, "import_modules", lambda *which: imported.append(which))
+    warm_up(spark, 1, loops=False, reads_files=True)
+    assert imported == [(False, True)]
+    assert _marker_of_compiled_loops().exists()
+    warm_up(spark, 1, loops=False, reads_files=True)
+    warm_up(spark, 1, loops=False, reads_files=False)
+    assert imported == [(False, True)], "a second start compiled the loops"
+    shutil.rmtree(tmp_path / "loops")
+    (tmp_path / "loops").touch()  # not a directory, so the marker cannot be created
+    warm_up(spark, 1, loops=False, reads_files=True)
+    assert imported == [(False, True)] * 2
