@@ -6,10 +6,11 @@ files ──▶ each worker reads all files, and keeps the rows of its shards �
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.support.case_selection import select_cases
+from tests.support.longest_text_aggregator import LongestTextAggregator
 from tests.support.parquet_rows import to_sorted_rows
 from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
@@ -26,9 +28,12 @@ import slackwater as sw
 from slackwater.core.numba_hashing import hash_keys
 from slackwater.core.schema import Field, ValueLimits
 from slackwater.errors import EpochError, NeedsSparkError
+from slackwater.operators.base import ShardTask
 from slackwater.operators.registry import bind_window
 from slackwater.spark import engine, file_epoch, first_rows_check
 from slackwater.spark.engine import SparkEngine
+from slackwater.spark.file_epoch import FileInput
+from slackwater.spark.first_rows_check import FirstRowsCheck
 from slackwater.tuning_switches import VARIABLE
 
 pytestmark = pytest.mark.spark
@@ -75,6 +80,30 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "integer keys": lambda: {"window": build_window(**SESSION, group_by=["n", "amount", "small"])},
     "no keys": lambda: {"window": build_window(**TUMBLING, group_by=[])},
+    "user code": lambda: {
+        "stages": [
+            sw.Stage(
+                name="reminders",
+                keyed=sw.Keyed(
+                    class_="tests.support.keyed_functions:Reminders",
+                    keys=["user"],
+                    event_time_column="ts",
+                    lateness_ms="5s",
+                ),
+            ),
+            sw.Stage(
+                name="counts",
+                window=build_window(
+                    **TUMBLING, event_time_column="_event_ts", group_by=["user"], aggregations=AGGREGATIONS[:1]
+                ),
+            ),
+        ]
+    },
+    "user-defined aggregation": lambda: {
+        "window": build_window(
+            **TUMBLING, aggregations=[sw.Aggregation(agg=LongestTextAggregator, columns={"text": "user"}, as_="best")]
+        )
+    },
     "stages": lambda: {
         "stages": [
             sw.Stage(name="distinct", dedup=sw.Dedup(keys=["user", "n"], within_ms="10s", event_time_column="ts")),
@@ -152,6 +181,7 @@ class FileEpochRecorder:
 
     runner: SparkPipelineRunner
     patch: pytest.MonkeyPatch
+    logs: pytest.LogCaptureFixture
     epochs: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -166,8 +196,10 @@ class FileEpochRecorder:
         self.patch.setattr(first_rows_check, "ROWS", 1)  # footers of Polars do not count the NULLs of booleans
 
     def run(self, folder: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Run a pipeline with three shards. Return its rows, its dead letters, and the counters after each epoch."""
+        """Run a pipeline with three shards. Return its rows, dead letters, warnings, and the counters after each epoch."""
         self.runner.statuses.clear()
+        self.runner.notices.clear()
+        self.logs.clear()
         home, shards, dlq = self.runner.home / folder, 3, settings.get("on_error") == "dlq"
         self.runner.run_pipeline(
             **{
@@ -182,11 +214,20 @@ class FileEpochRecorder:
             }
         )
         letters = self.runner.read_output(f"{folder}/letters")
+        notices = [line for _, line in self.runner.notices]
+        warnings = [
+            r.getMessage() for r in self.logs.records if r.levelno >= logging.WARNING and r.name == "slackwater"
+        ]
         return (
             repr(to_sorted_rows(self.runner.read_output(f"{folder}/out"))),
             sorted(map(repr, letters.select("reason", "value").rows())) if letters.height else [],
             [vars(status.counters) | {"spent_us": 0} for status in self.runner.statuses],
             [[s.max_event_us for s in status.sources] for status in self.runner.statuses],
+            # the rows of a shard, and therefore its samples of late rows, have no order
+            [
+                sorted(line.replace(f"/{folder}/", "/").replace("Z): ", "Z); ").split("; "))
+                for line in (*notices, *warnings)
+            ],
         )
 
     def run_both_ways(self, settings: Mapping[str, Any]) -> tuple[list[bool], tuple[Any, ...], tuple[Any, ...]]:
@@ -203,8 +244,10 @@ class FileEpochRecorder:
 
 
 @pytest.fixture
-def recorder(runner: SparkPipelineRunner, monkeypatch: pytest.MonkeyPatch) -> FileEpochRecorder:
-    return FileEpochRecorder(runner, monkeypatch)
+def recorder(
+    runner: SparkPipelineRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> FileEpochRecorder:
+    return FileEpochRecorder(runner, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("kind", list(STEPS))
@@ -238,6 +281,44 @@ def test_joins_of_files_give_the_results_of_spark(recorder: FileEpochRecorder) -
     assert in_workers == with_spark
     assert epochs.count(True) == EPOCHS
     assert in_workers[2][-1]["emitted"]["match"] > 20
+
+
+def test_windows_of_two_sources_with_times_in_milliseconds_and_microseconds(recorder: FileEpochRecorder) -> None:
+    home, rng = recorder.runner.home, random.Random(9)
+    for name, unit in (("one", "ms"), ("two", "us")):
+        for epoch in range(2):
+            schema = pa.schema([("user", pa.string()), ("ts", pa.timestamp(unit, tz="UTC"))])
+            write_rows(home / name / f"{epoch}.parquet", draw_rows(rng, epoch, 20), schema)
+    sources = [
+        parquet_source(home / name, name=name, schema="user STRING, ts TIMESTAMP", max_files_per_trigger=1)
+        for name in ("one", "two")
+    ]
+    window = build_window(**TUMBLING, group_by=["user"], aggregations=[AGGREGATIONS[0], AGGREGATIONS[7]])
+    epochs, in_workers, with_spark = recorder.run_both_ways({"sources": sources, "window": window})
+    assert in_workers == with_spark
+    assert epochs == [True, True]
+
+
+def test_time_unit_is_hinted_if_most_times_are_in_another_unit(recorder: FileEpochRecorder) -> None:
+    """The oldest time fits no unit, the newest one the declared unit, and those between them another unit."""
+    home, hints = recorder.runner.home, list[str | None]()
+    at = [0, *(BEGIN_US // 1_000_000 + i for i in range(9)), BEGIN_US // 1000]
+    write_rows(home / "in" / "0.parquet", [{"at": time} for time in at], pa.schema([("at", pa.int64())]))
+    recorder.patch.setattr(first_rows_check, "ROWS", 1000)
+    add_time_unit_hints = FirstRowsCheck.add_time_unit_hints
+
+    def record(*arguments: Any) -> Any:
+        outcome = add_time_unit_hints(*arguments)
+        hints.extend(stats.unit_hint for stats in outcome.sources.values())
+        return outcome
+
+    recorder.patch.setattr(FirstRowsCheck, "add_time_unit_hints", record)
+    window = build_window(
+        **TUMBLING, event_time_column="at", event_time_unit="ms", group_by=[], aggregations=AGGREGATIONS[:1]
+    )
+    recorder.run("workers", {"source": parquet_source(home / "in", schema="at BIGINT"), "window": window})
+    assert hints == ['did you mean event_time_unit = "s"?']
+    assert recorder.epochs == [False]
 
 
 @pytest.mark.parametrize(("declared", "unit"), select_cases([("BIGINT", "us"), ("INT", "s")]))
@@ -395,14 +476,33 @@ def test_files_that_change_before_workers_read_them_are_left_to_spark(recorder: 
         assert recorder.run("changed", settings)[0] == expected[0]
 
 
-def test_rows_that_cannot_be_stored_are_left_to_spark() -> None:
-    window = build_window(**TUMBLING, group_by=["user"], aggregations=[sw.Aggregation(agg="count", as_="rows")])
-    operator = bind_window("p", window, {"user": Field("user", "string"), "ts": Field("ts", "timestamp")})
-    rows, times = pl.DataFrame({"user": ["a", "b\0"]}), pl.Series([BEGIN_US, BEGIN_US])
-    file_epoch._check_storable(operator, "events", ValueLimits(), rows, times)
-    file_epoch._check_storable(operator, "events", ValueLimits(allows_nul=False), rows[:1], times[:1])
+@pytest.mark.parametrize("limits", [ValueLimits(allows_nul=False), ValueLimits(time_range=(0, 10**15))], ids=str)
+def test_rows_that_cannot_be_stored_are_left_to_spark(limits: ValueLimits) -> None:
+    """The column `ts` is a string, and the event time is another column."""
+    window = build_window(**TUMBLING, event_time_column="at", group_by=["ts"], aggregations=AGGREGATIONS[:1])
+    operator = bind_window("p", window, {"ts": Field("ts", "string"), "at": Field("at", "timestamp")})
+    file_input = FileInput("events", (), 2, (Field("ts", "string"),), Field("at", "timestamp"), 0, 0, 10**16, None)
+    rows, times = pl.DataFrame({"ts": ["a", "b\0"]}), pl.Series([10**9, 10**16])
+    state: Any = None
+    task = ShardTask(operator, state, 0, 0, 0)
+    file_epoch._check_rows(file_input, task, rows, times)
+    file_epoch._check_rows(file_input, replace(task, capacity=limits), rows[:1], times[:1])
     with pytest.raises(NeedsSparkError):
-        file_epoch._check_storable(operator, "events", ValueLimits(allows_nul=False), rows, times)
+        file_epoch._check_rows(file_input, replace(task, capacity=limits), rows, times)
+
+
+@pytest.mark.parametrize("times", [[BEGIN_US - 1], [BEGIN_US + 2], [None]], ids=str)
+def test_event_times_outside_the_footers_are_left_to_spark(times: list[int | None]) -> None:
+    operator = bind_window("p", build_window(**TUMBLING, group_by=[], aggregations=AGGREGATIONS[:1]), {})
+    file_input = FileInput("events", (), 1, (), Field("ts", "timestamp"), 0, BEGIN_US, BEGIN_US + 1, None)
+    state: Any = None
+    with pytest.raises(NeedsSparkError, match="have changed"):
+        file_epoch._check_rows(
+            file_input,
+            ShardTask(operator, state, 0, 0, 0),
+            pl.DataFrame({"ts": times}),
+            pl.Series(times, dtype=pl.Int64),
+        )
 
 
 def test_compiled_hashes_equal_the_hashes_of_spark(spark: Any, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def hash_keys(columns: Sequence[pa.Array], fields: Sequence[Field], seed: int = 
         fields: The type as which each column is hashed, one of TYPES.
         seed: The hash of a row whose keys are all NULL.
     """
+    assert len({len(column) for column in columns}) == 1
     hashes = np.full(len(columns[0]), seed % (1 << 64), np.uint64)
     for column, field in zip(columns, fields, strict=True):
         hashed = _hash_column(column, field, hashes)

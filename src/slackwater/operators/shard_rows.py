@@ -98,7 +98,7 @@ def select_shard_columns(operator: Operator, source: str, rows: HashedRows) -> p
 @select_shard_columns.register(WindowOperator)
 def _(operator: WindowOperator, source: str, rows: HashedRows) -> pl.DataFrame:
     normal = normalize_columns(rows.frame, list(find_input_fields(operator, source)))
-    keys = (normal[k.name] for k in operator.keys)
+    keys = (normal[k.name].cast(k.polars) for k in operator.keys)
     inputs = (_input_column(normal, i, rows) for i in operator.inputs)
     columns = [rows.hashes.alias("__kh"), rows.times.alias("__ts"), *keys, *inputs]
     if operator.ends:  # the gap is a column in milliseconds
@@ -139,4 +139,4 @@ def _input_column(normal: pl.DataFrame, aggregation_input: AggregationInput, row
     column = normal[aggregation_input.source.name]
     if aggregation_input.hashed:
         column = rows.hash_values(column, aggregation_input.source)
-    return column.alias(aggregation_input.field.name)
+    return column.cast(aggregation_input.field.polars).alias(aggregation_input.field.name)

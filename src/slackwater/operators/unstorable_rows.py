@@ -30,6 +30,7 @@ REASONS = {
     RANGE: "a time is outside the years 1 to 9999",
     KEY: "its key is too large for a unique index in Postgres",
 }
+_TIME = "__ts"  # hidden column: the event time (µs)
 UNFIT = "__unfit"  # hidden column: the reason why a row cannot be stored, or NULL
 _TUPLE, _FIXED, _VARIABLE = 32, 32, 8  # bytes: index entry, fixed-size column, overhead of a variable-size column
 # matches U+0000 in JSON, but not the text \\u0000, which has two backslashes
@@ -41,7 +42,7 @@ class StorabilityCheck(NamedTuple):
 
     reason: str
     sql: str  # the condition as Spark SQL over the output of the user's SQL
-    frame: pl.Expr  # the condition for a frame with the event time (µs) in the column `ts`
+    frame: pl.Expr  # the condition for a frame with the event time (µs) in the column _TIME
 
 
 def unstorable_reason_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
@@ -57,14 +58,17 @@ def unstorable_reason_sql(operator: Operator, which: int, capacity: ValueLimits)
     return f"CASE {cases} END" if tests else None
 
 
-def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, rows: pl.DataFrame) -> pl.Series | None:
+def unstorable_reason(
+    operator: Operator, which: int, capacity: ValueLimits, rows: pl.DataFrame, times: pl.Series
+) -> pl.Series | None:
     """Return, for each row, the reason why it cannot be stored, or NULL. Return None if every row can be stored.
 
     Args:
         operator: The operator that reads the rows.
         which: The side of a join, 0 or 1.
         capacity: The limits on values that the target and the state can store.
-        rows: The rows, with the event time (µs) in the column `ts`.
+        rows: The rows.
+        times: The event time of each row (µs).
     """
     tests = list(_checks(operator, which, capacity))
     if not tests:
@@ -72,7 +76,7 @@ def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, row
     reason = pl.lit(None, pl.String)
     for test in reversed(tests):
         reason = pl.when(test.frame).then(pl.lit(test.reason)).otherwise(reason)
-    return rows.select(reason.alias(UNFIT))[UNFIT]
+    return rows.with_columns(times.alias(_TIME)).select(reason.alias(UNFIT))[UNFIT]
 
 
 def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[StorabilityCheck]:
@@ -86,7 +90,7 @@ def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[S
         low, high = first + stored.reach_us, last - stored.reach_us
         if stored.is_timed:
             sql = f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L"
-            yield StorabilityCheck(RANGE, sql, ~pl.col("ts").is_between(low, high))
+            yield StorabilityCheck(RANGE, sql, ~pl.col(_TIME).is_between(low, high))
         for field in stored.fields:
             if test := _time_range_check(field, first, last):
                 yield test

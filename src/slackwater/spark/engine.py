@@ -181,7 +181,7 @@ class SparkEngine:
         except NeedsSparkError as error:
             log.debug("%s: Spark reads the files: %s", self.pipeline.name, error)
             return None
-        reports = _parse_reports(answers)
+        reports = sorted(_parse_reports(answers), key=lambda report: report.shard)
         self.queries.preaggregation.observe(reports)
         stats: dict[str, SourceStats] = {}
         for name in batch.payload:

@@ -23,7 +23,7 @@ from slackwater.connectors import spark_connect_support
 from slackwater.connectors.files import parquet_rows
 from slackwater.connectors.source import Batch
 from slackwater.core.hashing import SEED, shard_of, spark_xxhash64
-from slackwater.core.schema import INTEGERS, Field, ValueLimits
+from slackwater.core.schema import INTEGERS, Field
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import NeedsSparkError
 from slackwater.operators import shard_rows, unstorable_rows
@@ -56,6 +56,8 @@ class FileInput:
         fields: The columns that the shards need.
         time: The event-time column.
         unit_us: The unit of the event time in microseconds. 0 for a timestamp.
+        oldest: The oldest event time (µs). None if there are no rows.
+        newest: The newest event time (µs). None if there are no rows.
         tag: The tag that identifies the source of the rows. None if rows do not need a tag.
     """
 
@@ -63,8 +65,10 @@ class FileInput:
     paths: tuple[str, ...]
     rows: int
     fields: tuple[Field, ...]
-    time: str
+    time: Field
     unit_us: int
+    oldest: int | None
+    newest: int | None
     tag: int | None
 
 
@@ -146,8 +150,10 @@ def _find_file_input(
     if column not in declared.names or any(f.type not in HASHED_TYPES for f in (*keys, *hashed)):
         return None
     time = Field(column, declared[column].dataType.simpleString())
-    is_readable = file_rows.has_columns(fields, time)
-    return FileInput(name, file_rows.paths, facts["rows"], fields, column, unit_us, tag) if is_readable else None
+    if not file_rows.has_columns(fields, time):
+        return None
+    times = (facts["oldest"], facts["newest"])
+    return FileInput(name, file_rows.paths, facts["rows"], fields, time, unit_us, *times, tag)
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------
@@ -169,10 +175,9 @@ def ingest_files_task(inputs: Sequence[FileInput], tasks: Sequence[ShardTask], c
         import polars as pl
 
         number = table.column(0)[0].as_py()
-        own_shards, parts = range(number, shards, count), defaultdict[int, list[pl.DataFrame]](list)
-        check = packed.task(number)
+        parts = defaultdict[int, list[pl.DataFrame]](list)
         for file_input in inputs:
-            for shard, rows in _read_rows(file_input, check, shards, own_shards):
+            for shard, rows in _read_rows(file_input, packed.task(number), shards, range(number, shards, count)):
                 parts[shard].append(rows)
         reports = (ingest_rows(packed.task(shard), pl.concat(parts.pop(shard))) for shard in sorted(parts))
         return "\n".join(report.model_dump_json() for report in reports)
@@ -196,30 +201,53 @@ def _read_rows(
     """
     import polars as pl
 
-    operator, source, count = task.operator, file_input.source, 0
-    columns = list(dict.fromkeys([*(f.name for f in file_input.fields), file_input.time]))
-    for table in parquet_rows.read_tables(file_input.paths, columns):
-        count += table.num_rows
-        hashes = _hash_keys(operator, source, table)
-        numbers = shard_of(hashes, shards)
-        frame = pl.DataFrame(table)
-        times = frame[file_input.time]
-        unit_us = file_input.unit_us
-        times = times.cast(pl.Int64) * unit_us if unit_us else times.dt.timestamp("us")
-        _check_storable(operator, source, task.capacity, frame, times)
-        for shard in own_shards:
-            is_own = pl.Series(numbers == shard)
-            rows = shard_rows.HashedRows(
-                frame.filter(is_own), times.filter(is_own), pl.Series(hashes).filter(is_own), _hash_values
-            )
-            if rows.frame.is_empty():
-                continue
-            selected = shard_rows.select_shard_columns(operator, source, rows)
-            if file_input.tag is not None:
-                selected = selected.with_columns(pl.lit(file_input.tag, pl.Int32).alias("__src"))
-            yield shard, selected
+    count = 0
+    try:
+        for table in parquet_rows.read_tables(
+            file_input.paths, list(dict.fromkeys([*file_input.fields, file_input.time]))
+        ):
+            count += table.num_rows
+            yield from _split_by_shard(file_input, task, table, shards, own_shards)
+    except NeedsSparkError:
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:  # Spark reports it, if it has the same problem
+        raise NeedsSparkError(f"the files of {file_input.source} cannot be read by workers: {error}") from error
     if count != file_input.rows:
-        raise NeedsSparkError(f"the files of {source} have changed")
+        raise NeedsSparkError(f"the files of {file_input.source} have changed")
+
+
+def _split_by_shard(
+    file_input: FileInput, task: ShardTask, table: pa.Table, shards: int, own_shards: range
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Yield the rows of a table as (shard, columns for the shard), without empty frames. See `_read_rows`."""
+    import polars as pl
+
+    hashes, frame = _hash_keys(task.operator, file_input.source, table), pl.DataFrame(table)
+    times, unit_us = frame[file_input.time.name], file_input.unit_us
+    times = times.cast(pl.Int64) * unit_us if unit_us else times.dt.timestamp("us")
+    _check_rows(file_input, task, frame, times)
+    numbers = shard_of(hashes, shards)
+    for shard in own_shards:
+        is_own = pl.Series(numbers == shard)
+        if not is_own.any():
+            continue
+        rows = shard_rows.HashedRows(
+            frame.filter(is_own), times.filter(is_own), pl.Series(hashes).filter(is_own), _hash_values
+        )
+        selected = shard_rows.select_shard_columns(task.operator, file_input.source, rows)
+        if file_input.tag is not None:
+            selected = selected.with_columns(pl.lit(file_input.tag, pl.Int32).alias("__src"))
+        yield shard, selected
+
+
+def _check_rows(file_input: FileInput, task: ShardTask, rows: pl.DataFrame, times: pl.Series) -> None:
+    """Raise NeedsSparkError if a file has changed, or if the target or the state cannot store a row."""
+    if times.null_count() or times.min() < file_input.oldest or times.max() > file_input.newest:  # type: ignore[operator]
+        raise NeedsSparkError(f"the files of {file_input.source} have changed")
+    operator, source = task.operator, file_input.source
+    reasons = unstorable_rows.unstorable_reason(operator, operator.input_index(source), task.capacity, rows, times)
+    if reasons is not None and reasons.null_count() < len(reasons):
+        raise NeedsSparkError(f"the target or the state cannot store all rows of {source}")
 
 
 def _hash_keys(operator: Operator, source: str, table: pa.Table) -> Int64s:
@@ -239,13 +267,3 @@ def _hash_values(column: pl.Series, field: Field) -> pl.Series:
 
     seed = spark_xxhash64((field.type,), (Field("type", "string"),))
     return pl.Series(hash_keys([column.to_arrow()], [field], seed)).set(column.is_null(), None)
-
-
-def _check_storable(
-    operator: Operator, source: str, capacity: ValueLimits, rows: pl.DataFrame, times: pl.Series
-) -> None:
-    """Raise NeedsSparkError if the target or the state cannot store a row."""
-    timed = rows.with_columns(times.alias("ts"))
-    reasons = unstorable_rows.unstorable_reason(operator, operator.input_index(source), capacity, timed)
-    if reasons is not None and reasons.null_count() < len(reasons):
-        raise NeedsSparkError(f"the target or the state cannot store all rows of {source}")

@@ -112,7 +112,7 @@ def suggest_time_unit(number: int | None, unit: str | None, kind: str, clock_us:
         return None
 
     def fits(candidate: str) -> bool:
-        return _1990_US * 1000 <= number * _NS[candidate] <= (clock_us + _AHEAD_US) * 1000
+        return _is_plausible(number, number, candidate, clock_us)
 
     declared = "s" if kind == "timestamp" else unit
     if kind != "string" and fits(declared or "s"):
@@ -127,6 +127,11 @@ def suggest_time_unit(number: int | None, unit: str | None, kind: str, clock_us:
             f'a number in a TIMESTAMP is read as epoch seconds: did you mean a BIGINT and event_time_unit = "{meant}"?'
         )
     return f'strings of digits are not times: did you mean a BIGINT and event_time_unit = "{meant}"?'
+
+
+def _is_plausible(oldest: int, newest: int, unit: str, clock_us: int) -> bool:
+    """Return whether some time between two numbers is plausible in a unit. See `suggest_time_unit`."""
+    return newest * _NS[unit] >= _1990_US * 1000 and oldest * _NS[unit] <= (clock_us + _AHEAD_US) * 1000
 
 
 @dataclass
@@ -210,10 +215,11 @@ class FirstRowsCheck:
         if kind is not None:  # the median is between the oldest and the newest time
             unit = self.pipeline.transform.step.event_time_unit
             step = PER_UNIT.get(unit or "s", 1)
-            numbers = [facts[which] // step for which in ("oldest", "newest")]
-            if any(suggest_time_unit(number, unit, kind, clock_us) for number in numbers):
+            oldest, newest = (facts[which] // step for which in ("oldest", "newest"))
+            declared = "s" if kind == "timestamp" else unit
+            if any(_is_plausible(oldest, newest, other, clock_us) for other in _NS if other != declared):
                 return None
-            results["__number"] = numbers[0]
+            results["__number"] = oldest
         return results
 
     def add_time_unit_hints(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:

@@ -102,15 +102,16 @@ def start_workers(session: SparkSession, workers: int, task: Callable[[Iterable[
         task: A function that converts the numbers of a partition.
     """
     context = session.sparkContext
-    added = {name: value for name, value in _ENVIRONMENT_OF_QUERIES.items() if name not in context.environment}
-    context.environment.update(added)
+    before = context.environment
+    context.environment = (
+        _ENVIRONMENT_OF_QUERIES | before
+    )  # a new object, because other threads may iterate over the old one
     try:
         context.parallelize(range(workers), workers).mapPartitions(task).count()
     except Exception as error:
         log.debug("the workers cannot be started early: %s", error)
     finally:
-        for name in added:
-            context.environment.pop(name, None)
+        context.environment = before
 
 
 def _import_in_job(loops: bool, reads_files: bool, numbers: Iterable[int]) -> Iterable[int]:

@@ -204,7 +204,7 @@ class PolarsRowPreparer:
         return no_time.when(outside).then(pl.lit(OUTSIDE)).when(ts > latest).then(pl.lit("future")).otherwise(None)
 
     def _prepare_input(self, which: str, rows: pl.DataFrame, numbers: pl.Series, capacity: ValueLimits) -> pl.DataFrame:
-        why = unstorable_rows.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
+        why = unstorable_rows.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows, rows["ts"])
         if why is None:
             why = pl.Series(unstorable_rows.UNFIT, [None], dtype=pl.String).new_from_index(0, rows.height)
         fits = why.is_null()
@@ -221,7 +221,9 @@ class PolarsRowPreparer:
         for name, frame in payload.items():
             rows = frame.filter(bad.is_null())
             for which in self.inputs.get(name, (name,)):
-                why = unstorable_rows.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
+                why = unstorable_rows.unstorable_reason(
+                    self.logic, self.logic.input_index(which), capacity, rows, rows["ts"]
+                )
                 lifted.append(_lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
         return pl.concat(lifted)
 

@@ -1,14 +1,14 @@
 """Rows of local Parquet files, read with PyArrow in a Python worker instead of with Spark.
 
 Spark's reader converts columns whose type in the file differs from the declared type. PyArrow reads columns as they are in
-the file, so both readers return the same rows only if these types are equal (`ParquetRows.has_columns`).
+the file, so both readers return the same rows only if these types are equal (`ParquetRows.has_columns`). Files that Spark
+rejects are not read with PyArrow either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.connectors.files.parquet_footers import ParquetFooters
@@ -16,11 +16,16 @@ from slackwater.core.schema import FLOATS, INTEGERS, Field
 from slackwater.errors import NeedsSparkError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData
 
 _TYPES = (*INTEGERS, *FLOATS, "boolean")
-_ROWS_PER_TABLE = 250_000  # small files are combined up to this number of rows
+_CODECS = frozenset(["UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD", "LZ4"])  # those that Spark reads without other libraries
+# small row groups are combined until a table has this many rows or bytes
+_ROWS_PER_TABLE, _BYTES_PER_TABLE = 250_000, 64 << 20
+_MOST_BYTES = 1 << 30  # decoded; repeated strings may be encoded in a few bytes
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,12 @@ class ParquetRows:
             time: The event-time column, for which the footers have statistics.
         """
         footers = self.footers.metadata
-        return footers is not None and all(_has_columns(footer, fields, time) for footer in footers)
+        if footers is None or any(_is_special(path) for path in self.footers.files):
+            return False
+        others = [field for field in fields if field.name != time.name]
+        if time.type not in ("timestamp", *INTEGERS) or any(field.type == "timestamp" for field in others):
+            return False  # other times may be in another calendar
+        return all(_has_columns(footer, [*others, time]) for footer in footers)
 
     def count_nulls(self, column: str) -> int | None:
         """Return the number of rows in which a column is NULL. None if a footer does not contain it."""
@@ -53,66 +63,86 @@ class ParquetRows:
         return sum(f.row_group(group).total_byte_size for f in footers for group in range(f.num_row_groups))
 
 
-def _has_columns(footer: FileMetaData, fields: Sequence[Field], time: Field) -> bool:
-    names = [footer.schema.column(n).path for n in range(footer.num_columns)]
-    if len({name.casefold() for name in names}) < len(names):
+def _is_special(path: Path) -> bool:
+    """Return whether Spark verifies a checksum file next to a file, or cannot read a file with this name."""
+    return ":" in path.name or path.with_name(f".{path.name}.crc").exists()
+
+
+def _has_columns(footer: FileMetaData, fields: Sequence[Field]) -> bool:
+    schema = footer.schema.to_arrow_schema()
+    if len({name.casefold() for name in schema.names}) < len(schema.names):
         return False  # Spark does not distinguish such names
-    types = {column.name: column.type for column in footer.schema.to_arrow_schema() if "." not in column.name}
-    others = [field for field in fields if field.name != time.name]
-    return _is_time(types.get(time.name), time) and all(_is_same_type(types.get(f.name), f) for f in others)
+    leaves = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
+    if not all("." not in f.name and f.name in leaves and has_type(schema.field(f.name).type, f) for f in fields):
+        return False
+    numbers = [leaves[field.name] for field in fields]
+    if any(f.base == "decimal" and footer.schema.column(leaves[f.name]).physical_type == "BYTE_ARRAY" for f in fields):
+        return False  # Spark does not read such decimals
+    groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+    return all(group.column(number).compression in _CODECS for group in groups for number in numbers)
 
 
-def _is_time(type_: pa.DataType | None, time: Field) -> bool:
-    import pyarrow as pa
-
-    if time.type == "timestamp":
-        return type_ in (pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC"))
-    return time.type in ("int", "bigint") and type_ == time.arrow
-
-
-def _is_same_type(type_: pa.DataType | None, field: Field) -> bool:
+def has_type(type_: pa.DataType, field: Field) -> bool:
+    """Return whether a column of this Arrow type has the values that Spark reads for the declared type."""
     import pyarrow as pa
 
     if field.type == "string":
         return type_ in (pa.string(), pa.large_string())
-    return (field.type in _TYPES or field.base == "decimal") and type_ == field.arrow
+    if field.type == "timestamp":
+        return type_ in (pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC"))
+    return (field.type in _TYPES or field.base == "decimal") and bool(type_ == field.arrow)
 
 
-def read_tables(paths: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield these columns of the files in tables of one chunk. Strings are valid UTF-8.
+def read_tables(paths: Sequence[str], fields: Sequence[Field]) -> Iterator[pa.Table]:
+    """Yield these columns of the files in tables of one chunk. Strings are valid UTF-8, with 64-bit offsets.
 
-    Raises NeedsSparkError if a file cannot be read, or contains an invalid string.
+    Raises:
+        NeedsSparkError: The files have too many bytes, or columns of other types.
+        pyarrow.ArrowException, OSError: A file cannot be read, or a string is invalid.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    waiting, count = list[pa.Table](), 0
-    try:
-        for path in paths:
-            with pq.ParquetFile(path) as file:
-                for group in range(file.num_row_groups):
-                    table = file.read_row_group(group, columns=list(columns), use_threads=False)
-                    waiting.append(_with_types_of(waiting[0], table) if waiting else table)
-                    count += table.num_rows
-                    if count >= _ROWS_PER_TABLE:
-                        yield _combine(waiting)
-                        waiting, count = [], 0
-        if count:
-            yield _combine(waiting)
-    except (pa.ArrowException, OSError) as error:
-        raise NeedsSparkError(f"{Path(path).name} cannot be read by a worker: {error}") from error
+    waiting: list[pa.Table] = []
+    rows = size = total = 0
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                table = _normalize_types(
+                    file.read_row_group(group, [f.name for f in fields], use_threads=False), fields
+                )
+                waiting.append(table)
+                rows, size, total = rows + table.num_rows, size + table.nbytes, total + table.nbytes
+                if total > _MOST_BYTES:
+                    raise NeedsSparkError(f"the files have more than {_MOST_BYTES >> 20} MiB")
+                if rows >= _ROWS_PER_TABLE or size >= _BYTES_PER_TABLE:
+                    yield _combine_tables(waiting)
+                    waiting, rows, size = [], 0, 0
+    if rows:
+        yield _combine_tables(waiting)
 
 
-def _with_types_of(first: pa.Table, table: pa.Table) -> pa.Table:
-    """Return a table with the types of another one. Files may have strings with 32-bit or 64-bit offsets."""
-    return table.select(first.column_names).cast(first.schema) if table.schema != first.schema else table
+def _normalize_types(table: pa.Table, fields: Sequence[Field]) -> pa.Table:
+    """Return a table whose columns have equal types in all files: nullable, times in µs, and strings with 64-bit offsets."""
+    import pyarrow as pa
+
+    columns = []
+    for field in fields:
+        column = table.column(field.name)
+        if not has_type(column.type, field):
+            raise NeedsSparkError(f"{field.name} is {column.type}, expected {field.type}")
+        if field.type == "string":
+            column = column.cast(pa.large_string())
+        elif field.type == "timestamp":
+            column = column.cast(field.arrow)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, names=[f.name for f in fields])
 
 
-def _combine(tables: Sequence[pa.Table]) -> pa.Table:
+def _combine_tables(tables: Sequence[pa.Table]) -> pa.Table:
     import pyarrow as pa
 
     table = pa.concat_tables(tables).combine_chunks()
     for column in table.columns:
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        if pa.types.is_large_string(column.type):
             column.validate(full=True)
     return table
