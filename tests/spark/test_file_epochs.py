@@ -302,8 +302,8 @@ def test_windows_of_two_sources_with_times_in_milliseconds_and_microseconds(reco
 def test_time_unit_is_hinted_if_most_times_are_in_another_unit(recorder: FileEpochRecorder) -> None:
     """The oldest time fits no unit, the newest one the declared unit, and those between them another unit."""
     home, hints = recorder.runner.home, list[str | None]()
-    at = [0, *(BEGIN_US // 1_000_000 + i for i in range(9)), BEGIN_US // 1000]
-    write_rows(home / "in" / "0.parquet", [{"at": time} for time in at], pa.schema([("at", pa.int64())]))
+    numbers = [0, *(BEGIN_US // 1_000_000 + i for i in range(9)), BEGIN_US // 1000]
+    write_rows(home / "in" / "0.parquet", [{"at": number} for number in numbers], pa.schema([("at", pa.int64())]))
     recorder.patch.setattr(first_rows_check, "ROWS", 1000)
     add_time_unit_hints = FirstRowsCheck.add_time_unit_hints
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.spark import worker_warm_up
+from slackwater.spark import worker_imports
 from slackwater.spark.worker_tasks import run_on_partitions
 from slackwater.spark.worker_warm_up import _marker_of_compiled_loops, start_workers, warm_up
 
@@ -48,7 +48,7 @@ def test_driver_compiles_loops_only_if_no_start_has_compiled_them(
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))
     imported: list[tuple[bool, bool]] = []
-    monkeypatch.setattr(worker_warm_up, "import_modules", lambda *which: imported.append(which))
+    monkeypatch.setattr(worker_imports, "import_modules", lambda *which: imported.append(which))
     warm_up(spark, 1, loops=False, reads_files=True)
     assert imported == [(False, True)]
     assert _marker_of_compiled_loops().exists()

@@ -25,7 +25,8 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
     """
     from slackwater.runner.component_factory import spark_settings
     from slackwater.spark.sessions import jvm_launch, spark_jars
-    from slackwater.spark.worker_warm_up import import_modules, mark_loops_as_compiled
+    from slackwater.spark.worker_imports import import_modules
+    from slackwater.spark.worker_warm_up import mark_loops_as_compiled
 
     began = time.monotonic()
     pipelines = [toml.load(file) for file in files]

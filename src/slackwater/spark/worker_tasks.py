@@ -6,7 +6,6 @@ partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text,
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -99,7 +98,7 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
         task: The task.
         batches: The content of the partition.
     """
-    prepare_worker()
+    worker_memory.prepare_worker()
     import polars as pl
     import pyarrow as pa
 
@@ -115,12 +114,6 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
     answer = pl.DataFrame({"report": [report], "error": [error], **sizes})  # PyArrow would import pandas for lists
     yield from answer.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
     worker_memory.exempt_objects_from_gc()
-
-
-def prepare_worker() -> None:
-    """Configure the process of a worker. This must happen before Polars is imported."""
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    worker_memory.keep_freed_memory()
 
 
 @cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -20,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.connectors import spark_connect_support
+from slackwater.spark import worker_imports
 from slackwater.spark.sessions import spark_jars
-from slackwater.spark.worker_tasks import prepare_worker, run_on_partitions
+from slackwater.spark.worker_tasks import run_on_partitions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("slackwater")
@@ -44,35 +43,18 @@ def warm_up(session: SparkSession, workers: int, loops: bool, reads_files: bool)
         reads_files: Whether workers may read Parquet files.
     """
     if loops or reads_files:
-        load_loops = partial(import_modules, loops, reads_files)
+        load_loops = partial(worker_imports.import_modules, loops, reads_files)
         if not _marker_of_compiled_loops().exists():
             load_loops()  # otherwise, each worker would compile them
             mark_loops_as_compiled()
         elif loops:  # the driver runs loops when it emits sessions
             threading.Thread(target=load_loops, daemon=True).start()
     if not spark_connect_support.is_connect(session):
-        task = partial(_import_in_job, loops, reads_files)
+        task = partial(worker_imports.import_in_job, loops, reads_files)
         threading.Thread(target=start_workers, args=(session, workers, task), daemon=True).start()
-    run_on_partitions(session.range(0, workers, 1, workers), ["id"], partial(_import_in_query, loops, reads_files))
-
-
-def import_modules(loops: bool, reads_files: bool) -> None:
-    """Import modules, and load or compile their loops. See `warm_up` for the arguments."""
-    from slackwater.operators import registry
-
-    assert registry
-    if loops:
-        from slackwater.windows import session_ingest, session_loops
-
-        assert session_ingest
-        session_loops.compile_loops()
-    if reads_files:
-        import pyarrow.parquet
-
-        from slackwater.core import numba_hashing
-
-        assert pyarrow.parquet
-        numba_hashing.compile_hash_loops()
+    run_on_partitions(
+        session.range(0, workers, 1, workers), ["id"], partial(worker_imports.import_in_query, loops, reads_files)
+    )
 
 
 def mark_loops_as_compiled() -> None:
@@ -112,14 +94,3 @@ def start_workers(session: SparkSession, workers: int, task: Callable[[Iterable[
         log.debug("the workers cannot be started early: %s", error)
     finally:
         context.environment = before
-
-
-def _import_in_job(loops: bool, reads_files: bool, numbers: Iterable[int]) -> Iterable[int]:
-    prepare_worker()
-    import_modules(loops, reads_files)
-    return numbers
-
-
-def _import_in_query(loops: bool, reads_files: bool, table: pa.Table) -> str:
-    import_modules(loops, reads_files)
-    return str(os.getpid())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 import zipimport
 
@@ -33,6 +34,12 @@ _tasks = 0  # the number of tasks that this process has run
 def environment() -> dict[str, str]:
     """Return the environment variables to set for the workers."""
     return _ENVIRONMENT if is_enabled("worker_memory") else {}
+
+
+def prepare_worker() -> None:
+    """Configure the process of a worker. This must happen before Polars is imported."""
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    keep_freed_memory()
 
 
 def keep_freed_memory() -> None:
