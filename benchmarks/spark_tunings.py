@@ -24,6 +24,7 @@ CASE_BY_TUNING = {
     "jvm_options": "tiny-2k",
     "expression_cache": "tiny-2k",
     "file_workers": "sessions-1m",
+    "installed_pyspark": "tiny-2k",
     "preaggregation": "tumbling-1m",
     "quick_ack": "tiny-2k",
     "statistics": "sessions-1m",

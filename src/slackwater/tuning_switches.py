@@ -20,6 +20,7 @@ TUNINGS = (  # described in benchmarks/README.md
     "class_archive",
     "expression_cache",
     "file_workers",
+    "installed_pyspark",
     "json_workers",
     "jvm_options",
     "kafka_workers",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.spark import worker_imports
+from slackwater.spark import worker_daemon, worker_imports
 from slackwater.spark.worker_tasks import run_on_partitions
 from slackwater.spark.worker_warm_up import _marker_of_compiled_loops, start_workers, warm_up
 
@@ -59,3 +59,17 @@ def test_driver_compiles_loops_only_if_no_start_has_compiled_them(
     (tmp_path / "loops").touch()  # not a directory, so the marker cannot be created
     warm_up(spark, 1, loops=False, reads_files=True)
     assert imported == [(False, True)] * 2
+
+
+def test_workers_import_the_installed_pyspark(spark: Any) -> None:
+    def find_pyspark(table: Any) -> str:
+        import py4j
+        import pyspark
+
+        return f"{pyspark.__file__} {py4j.__file__}"
+
+    import py4j
+    import pyspark
+
+    assert spark.sparkContext.getConf().get("spark.python.daemon.module") == worker_daemon.NAME
+    assert run_on_partitions(spark.range(1), ["id"], find_pyspark) == [f"{pyspark.__file__} {py4j.__file__}"]

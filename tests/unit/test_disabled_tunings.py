@@ -21,7 +21,7 @@ from slackwater.connectors.spark_worker_socket import send_acknowledgments
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import file_epoch
 from slackwater.spark.epoch_query import EpochQueryBuilder
-from slackwater.spark.sessions import jvm_launch
+from slackwater.spark.sessions import jvm_launch, spark_session
 from slackwater.spark.tuning import shuffle_tuning, source_statistics, worker_memory
 from slackwater.spark.tuning.expression_cache import ExpressionCache
 from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, OneTaskPolicy, PreaggregationPolicy
@@ -91,6 +91,10 @@ def runs_shards_in_this_process() -> bool:
     return EpochQueryBuilder(rows, None, one_task=always)._is_collected(ONE_RECORD)  # type: ignore[arg-type]
 
 
+def imports_installed_pyspark() -> bool:
+    return "spark.python.daemon.module" in spark_session.worker_settings(2)
+
+
 def reads_files_in_workers() -> bool:
     local_spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]", defaultParallelism=2))
     rows: Any = SimpleNamespace(session=local_spark)
@@ -111,6 +115,7 @@ EFFECTS: dict[str, Callable[[], bool]] = {
     "class_archive": uses_class_archive,
     "expression_cache": reuses_expressions,
     "file_workers": reads_files_in_workers,
+    "installed_pyspark": imports_installed_pyspark,
     "json_workers": decodes_many_records_in_workers,
     "jvm_options": lambda: bool(jvm_launch.jvm_options({})),
     "kafka_workers": reads_kafka_in_workers,

@@ -20,9 +20,11 @@ from slackwater.connectors.payloads import avro
 from slackwater.connectors.source import spark_error_reason
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
+from slackwater.spark import worker_daemon
 from slackwater.spark.sessions import jvm_launch
 from slackwater.spark.tuning import worker_memory
 from slackwater.spark.tuning.shuffle_tuning import MOST_ROWS
+from slackwater.tuning_switches import is_enabled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,6 +53,17 @@ _starting = False
 def is_spark_starting() -> bool:
     """Return whether Spark is still starting. No data has been read yet, so the process can be stopped immediately."""
     return _starting
+
+
+def worker_settings(slots: int | None) -> dict[str, str]:
+    """Return default settings for the tasks of a local Spark. `slots`: how many run at a time; None on a cluster."""
+    if slots is None:
+        return {}
+    settings = _FEW_TASKS_DEFAULTS if slots <= _FEW_TASKS else {}
+    has_our_python = os.environ.get("PYSPARK_PYTHON", sys.executable) == sys.executable
+    if has_our_python and is_enabled("installed_pyspark"):
+        return settings | {"spark.python.daemon.module": worker_daemon.NAME}
+    return settings
 
 
 def start_session(
@@ -84,7 +97,7 @@ def start_session(
     if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
     slots = jvm_launch.count_task_slots(settings or {})
-    defaults = _DEFAULTS | (_FEW_TASKS_DEFAULTS if slots is not None and slots <= _FEW_TASKS else {})
+    defaults = _DEFAULTS | worker_settings(slots)
     for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
