@@ -1,4 +1,4 @@
-"""Epochs of Parquet files that workers read without Spark have the results, late rows and counters of Spark's epochs.
+"""If workers read the files of an epoch, the results, late rows and counters equal those of Spark.
 
 files ──▶ each worker reads all files, and keeps the rows of its shards ─┐
     ╰───▶ Spark reads them ─▶ shuffle ─▶ a task per shard ───────────────┴─▶ equal
@@ -25,14 +25,14 @@ from tests.support.parquet_rows import to_sorted_rows
 from tests.support.spark_pipeline_runner import SparkPipelineRunner
 
 import slackwater as sw
-from slackwater.core.numba_hashing import hash_keys
+from slackwater.core.numba_hashing import hash_keys_compiled
 from slackwater.core.schema import Field, ValueLimits
 from slackwater.errors import EpochError, NeedsSparkError
 from slackwater.operators.base import ShardTask
 from slackwater.operators.registry import bind_window
 from slackwater.spark import engine, file_epoch, first_rows_check
 from slackwater.spark.engine import SparkEngine
-from slackwater.spark.file_epoch import FileInput
+from slackwater.spark.file_epoch import FileEpochPolicy, FileInput
 from slackwater.spark.first_rows_check import FirstRowsCheck
 from slackwater.tuning_switches import VARIABLE
 
@@ -438,6 +438,23 @@ def test_too_many_rows_bytes_or_tasks_are_left_to_spark(recorder: FileEpochRecor
         assert recorder.epochs == [False] * EPOCHS, limit
 
 
+def test_epochs_in_workers_pause_after_failures() -> None:
+    """F: an epoch fails and Spark runs it again, S: Spark runs it, W: workers run it."""
+    policy, text = FileEpochPolicy(), ""
+    for has_failed in (True, True, False, True):
+        while not policy.applies():
+            text += "S"
+        policy.observe(has_failed)
+        text += "F" if has_failed else "W"
+    assert text == "FSSFSSSSWF"
+    for _ in range(20):
+        policy.observe(True)
+    paused = 0
+    while not policy.applies():
+        paused += 1
+    assert paused == file_epoch.MOST_PAUSED
+
+
 @pytest.mark.parametrize("change", ["deleted", "torn", "replaced"])
 def test_files_that_change_before_workers_read_them_are_left_to_spark(recorder: FileEpochRecorder, change: str) -> None:
     """Spark reports files that it cannot read either. The next start reads the epoch again."""
@@ -451,26 +468,29 @@ def test_files_that_change_before_workers_read_them_are_left_to_spark(recorder: 
 
     def find_then_change(*arguments: Any) -> Any:
         inputs = find_file_inputs(*arguments)
-        if any(str(path) in file_input.paths for file_input in inputs):
+        if any(str(path) == file.path for file_input in inputs for file in file_input.files):
             if change == "deleted":
                 path.unlink()
             elif change == "torn":
                 path.write_bytes(content[: len(content) // 2])
             else:
-                write_rows(path, draw_rows(rng, 1, 25))
+                write_rows(path, draw_rows(rng, 1, 20))
         return inputs
 
     recorder.epochs.clear()
     with recorder.patch.context() as patch:
         patch.setattr(engine, "find_file_inputs", find_then_change)
         if change == "replaced":
-            recorder.run("changed", settings)
+            changed = recorder.run("changed", settings)
         else:
             with pytest.raises(EpochError, match=r"1\.parquet") as error:
                 recorder.run("changed", settings)
             assert "was not committed" in str(error.value)
     assert recorder.epochs == [True, False]
-    if change != "replaced":
+    if change == "replaced":
+        recorder.patch.setenv(VARIABLE, "file_workers")
+        assert changed[0] == recorder.run("spark", settings)[0]
+    else:
         path.write_bytes(content)
         os.utime(path, (1_600_000_002, 1_600_000_002))
         assert recorder.run("changed", settings)[0] == expected[0]
@@ -514,4 +534,4 @@ def test_compiled_hashes_equal_the_hashes_of_spark(spark: Any, tmp_path: Path) -
         expected = spark.read.parquet(str(tmp_path)).selectExpr(f"xxhash64({', '.join(names)}) AS h").toArrow()["h"]
         fields = {f.name: f for f in (Field(*text.split(" ")) for text in SCHEMA.lower().split(", "))}
         columns = [table.column(name).combine_chunks() for name in names]
-        assert hash_keys(columns, [fields[name] for name in names]).tolist() == expected.to_pylist(), names
+        assert hash_keys_compiled(columns, [fields[name] for name in names]).tolist() == expected.to_pylist(), names

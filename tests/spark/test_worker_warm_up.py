@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from slackwater.spark import worker_daemon, worker_imports
 from slackwater.spark.worker_tasks import run_on_partitions
-from slackwater.spark.worker_warm_up import _marker_of_compiled_loops, start_workers, warm_up
+from slackwater.spark.worker_warm_up import start_workers, warm_up
 
 pytestmark = pytest.mark.spark
 
@@ -46,19 +47,28 @@ def test_failure_to_start_workers_early_is_not_reported(spark: Any) -> None:
 def test_driver_compiles_loops_only_if_no_start_has_compiled_them(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Loops of sessions are loaded in another thread if they are compiled, because the driver emits sessions."""
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))
-    imported: list[tuple[bool, bool]] = []
-    monkeypatch.setattr(worker_imports, "import_modules", lambda *which: imported.append(which))
-    warm_up(spark, 1, loops=False, reads_files=True)
-    assert imported == [(False, True)]
-    assert _marker_of_compiled_loops().exists()
-    warm_up(spark, 1, loops=False, reads_files=True)
-    warm_up(spark, 1, loops=False, reads_files=False)
-    assert imported == [(False, True)], "a second start compiled the loops"
+    compiled: list[tuple[bool, bool]] = []
+
+    def prepare_modules(*which: bool) -> None:
+        if threading.current_thread() is threading.main_thread():
+            compiled.append(which)
+
+    monkeypatch.setattr(worker_imports, "prepare_modules", prepare_modules)
+    warm_up(spark, 1, has_sessions=False, reads_files=True)
+    assert compiled == [(False, True)]
+    warm_up(spark, 1, has_sessions=False, reads_files=True)
+    warm_up(spark, 1, has_sessions=False, reads_files=False)
+    assert compiled == [(False, True)], "a second start compiled the loops"
+    warm_up(spark, 1, has_sessions=True, reads_files=True)
+    assert compiled == [(False, True), (True, True)], "other loops were not compiled"
+    warm_up(spark, 1, has_sessions=True, reads_files=False)
+    assert len(compiled) == 2
     shutil.rmtree(tmp_path / "loops")
-    (tmp_path / "loops").touch()  # not a directory, so the marker cannot be created
-    warm_up(spark, 1, loops=False, reads_files=True)
-    assert imported == [(False, True)] * 2
+    (tmp_path / "loops").touch()  # not a directory, so no marker can be created
+    warm_up(spark, 1, has_sessions=False, reads_files=True)
+    assert len(compiled) == 3
 
 
 def test_workers_import_the_installed_pyspark(spark: Any) -> None:

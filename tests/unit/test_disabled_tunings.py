@@ -92,13 +92,13 @@ def runs_shards_in_this_process() -> bool:
 
 
 def imports_installed_pyspark() -> bool:
-    return "spark.python.daemon.module" in spark_session.worker_settings(2)
+    return "spark.python.daemon.module" in spark_session.worker_settings(2, {})
 
 
 def reads_files_in_workers() -> bool:
     local_spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]", defaultParallelism=2))
     rows: Any = SimpleNamespace(session=local_spark)
-    return file_epoch._is_local(rows, 2)
+    return file_epoch.can_read_in_tasks(rows, 2)
 
 
 def acknowledges_the_task() -> bool:

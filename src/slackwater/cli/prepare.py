@@ -25,13 +25,13 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
     """
     from slackwater.runner.component_factory import spark_settings
     from slackwater.spark.sessions import jvm_launch, spark_jars
-    from slackwater.spark.worker_imports import import_modules
+    from slackwater.spark.worker_imports import prepare_modules
     from slackwater.spark.worker_warm_up import mark_loops_as_compiled
 
     began = time.monotonic()
     pipelines = [toml.load(file) for file in files]
-    import_modules(loops=True, reads_files=True)
-    mark_loops_as_compiled()
+    prepare_modules(has_sessions=True, reads_files=True)
+    mark_loops_as_compiled(has_sessions=True, reads_files=True)
     print("compiled: the loops that merge rows into sessions and hash keys")
     for file, pipeline in zip(files, pipelines, strict=True):
         jars = [j for j in spark_settings(pipeline, lambda level, line: None).get("spark.jars", "").split(",") if j]

@@ -22,9 +22,10 @@ import polars as pl
 import xxhash
 from numpy.typing import NDArray
 
-from slackwater.core.schema import Field
+from slackwater.core.schema import INTEGERS, Field
 
 SEED = 42  # the seed of Spark's `xxhash64`
+COMPILED_TYPES = ("string", *INTEGERS, "boolean")  # the types that `core.numba_hashing` hashes
 _EPOCH_DAY = dt.date(1970, 1, 1)
 _MIX_1 = np.uint64(0x9E3779B97F4A7C15)
 _MIX_2 = np.uint64(0xBF58476D1CE4E5B9)

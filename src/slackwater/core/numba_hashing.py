@@ -13,26 +13,26 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.hashing import SEED
+from slackwater.core.hashing import COMPILED_TYPES, SEED
 from slackwater.core.numba_loops import Int64s, compiled, inline_loop
-from slackwater.core.schema import INTEGERS, Field
+from slackwater.core.schema import Field
 
 UInt64s = NDArray[np.uint64]
 
-TYPES = ("string", *INTEGERS, "boolean")  # the types of keys that `hash_keys` supports
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
 
 
-def hash_keys(columns: Sequence[pa.Array], fields: Sequence[Field], seed: int = SEED) -> Int64s:
+def hash_keys_compiled(columns: Sequence[pa.Array], fields: Sequence[Field], seed: int = SEED) -> Int64s:
     """Return the hash of each row.
 
     Args:
         columns: The key columns, of equal length. An INT column may be hashed as a BIGINT.
-        fields: The type as which each column is hashed, one of TYPES.
+        fields: The type as which each column is hashed, one of `COMPILED_TYPES`.
         seed: The hash of a row whose keys are all NULL.
     """
-    assert len({len(column) for column in columns}) == 1
+    assert {len(column) for column in columns} == {len(columns[0])}
+    assert all(field.type in COMPILED_TYPES for field in fields)
     hashes = np.full(len(columns[0]), seed % (1 << 64), np.uint64)
     for column, field in zip(columns, fields, strict=True):
         hashed = _hash_column(column, field, hashes)
@@ -45,7 +45,7 @@ def compile_hash_loops() -> None:
     fields = [Field("c", type_) for type_ in ("string", "bigint", "int")]
     # `pa.array` would import pandas
     columns = [pl.Series([value], dtype=f.polars).to_arrow() for f, value in zip(fields, ("a", 1, 1), strict=True)]
-    hash_keys(columns, fields)
+    hash_keys_compiled(columns, fields)
 
 
 def _hash_column(column: pa.Array, field: Field, seeds: UInt64s) -> UInt64s:
@@ -64,7 +64,7 @@ def _to_bools(column: pa.Array) -> NDArray[np.bool_]:
 
 
 def _to_numbers(column: pa.Array, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return the values of a column. PyArrow's to_numpy would import pandas."""
+    """Return the values of a column, which are undefined where it is NULL. PyArrow's to_numpy would import pandas."""
     return _view(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
 
 

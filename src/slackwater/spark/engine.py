@@ -7,6 +7,8 @@ If some event times in a batch are in the far future, the batch is processed a s
 bad. Bad rows, rows that cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead
 letters.
 
+If an epoch consists of plain Parquet files, tasks read them with PyArrow instead (`spark.file_epoch`).
+
 If an epoch is small and Spark runs in local mode, the query of an earlier epoch runs again, and threads of the driver
 run the shards (`spark.epoch_query`).
 
@@ -42,7 +44,7 @@ from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.spark import operator_input
 from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.epoch_query import EpochQuery, EpochQueryBuilder
-from slackwater.spark.file_epoch import count_tasks, find_file_inputs, ingest_files_task
+from slackwater.spark.file_epoch import FileEpochPolicy, count_tasks, find_file_inputs, ingest_files_task
 from slackwater.spark.first_rows_check import FirstRowsCheck
 from slackwater.spark.rejected_rows import RejectedRowHandler
 from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder
@@ -88,6 +90,7 @@ class SparkEngine:
         hints: The checks of the first rows.
         queries: The builder of the queries of epochs.
         batch_sizer: The policy that chooses the size of Arrow batches.
+        file_epochs: The policy that decides whether to run epochs of plain Parquet files without Spark's reader.
     """
 
     rows: RowQueryBuilder
@@ -95,6 +98,7 @@ class SparkEngine:
     hints: FirstRowsCheck = field(init=False)
     queries: EpochQueryBuilder = field(init=False)
     batch_sizer: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
+    file_epochs: FileEpochPolicy = field(default_factory=FileEpochPolicy)
 
     def __post_init__(self) -> None:
         """Make Spark pickle the modules of user-defined aggregations by value, since workers may not have them."""
@@ -168,9 +172,9 @@ class SparkEngine:
     def _run_file_epoch(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, facts: Mapping[str, Facts]
     ) -> IngestOutcome | None:
-        """Run an epoch without Spark's readers and shuffle. Return None if Spark must process it. See `ingest`."""
+        """Run an epoch of plain Parquet files. Return None if Spark must read them. See `ingest` for the arguments."""
         inputs = find_file_inputs(self.rows, batch, tasks, facts)
-        if not inputs:
+        if not inputs or not self.file_epochs.applies():
             return None
         operator = self.queries.preaggregation.operator_for_epoch(tasks[0].operator, one_task=True)
         shard_tasks = [replace(t, operator=operator) for t in tasks]
@@ -179,8 +183,10 @@ class SparkEngine:
         try:
             answers = run_on_partitions(numbers, ["id"], ingest_files_task(inputs, shard_tasks, count))
         except NeedsSparkError as error:
-            log.debug("%s: Spark reads the files: %s", self.pipeline.name, error)
+            log.info("%s: Spark reads the files of this epoch again: %s", self.pipeline.name, error)
+            self.file_epochs.observe(has_failed=True)
             return None
+        self.file_epochs.observe(has_failed=False)
         reports = sorted(_parse_reports(answers), key=lambda report: report.shard)
         self.queries.preaggregation.observe(reports)
         stats: dict[str, SourceStats] = {}
@@ -258,7 +264,8 @@ class SparkEngine:
                 ask(column), unit_us, first, min(last, self.rows.latest_allowed_us(clock_us))
             )
             if facts is not None and self.hints.aggregates(name):
-                checks = self.hints.derive_from_footers(name, facts, batch.file_rows.get(name), clock_us)
+                footers = batch.file_rows[name].footers if name in batch.file_rows else None
+                checks = self.hints.derive_from_footers(name, facts, footers, clock_us)
                 facts = None if checks is None else {**facts, **checks}
             if facts is not None:
                 facts_by_source[name] = facts

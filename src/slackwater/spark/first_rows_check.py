@@ -1,4 +1,4 @@
-"""Check the first rows of each source for empty columns and wrong time units, as part of the epoch's job.
+"""Check the first rows of each source for empty columns and wrong time units, in the epoch's job or in file footers.
 
 In each epoch, the engine calls `start_counting`, adds the `aggregates` to its job, and passes their results to
 `add_statistics`. It then calls `add_time_unit_hints`, which logs warnings and adds hints to the outcome of the epoch. Hints
@@ -29,10 +29,13 @@ from slackwater.spark.epoch_sql import PER_UNIT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from slackwater.connectors.files.parquet_footers import ParquetFooters
+
 log = logging.getLogger("slackwater")
 
 ROWS = 1000  # the number of rows of a source to check
 _MAX_NAMES = 30  # column names in a message
+_MANY_NAMES = 100_000  # comparisons of column names, which take a tenth of a second
 _1990_US = 631_152_000_000_000
 _AHEAD_US = 86_400_000_000
 _NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
@@ -191,7 +194,7 @@ class FirstRowsCheck:
         return aggregates
 
     def derive_from_footers(
-        self, name: str, facts: Mapping[str, Any], file_rows: Any, clock_us: int
+        self, name: str, facts: Mapping[str, Any], footers: ParquetFooters | None, clock_us: int
     ) -> Mapping[str, Any] | None:
         """Return the results of `aggregates` from the footers of files, without reading rows.
 
@@ -200,21 +203,22 @@ class FirstRowsCheck:
         Args:
             name: The name of the source.
             facts: The statistics of the source, from the footers.
-            file_rows: The `ParquetRows` of the source. None if the footers cannot be used.
+            footers: The footers. None if they cannot be used.
             clock_us: The current time in microseconds.
         """
-        if file_rows is None or not facts["rows"] or facts["bad"]:
+        columns = self._counts[name].columns
+        if footers is None or not facts["rows"] or facts["bad"] or len(columns) ** 2 * len(footers.files) > _MANY_NAMES:
             return None
         results: dict[str, Any] = {}
-        for i, column in enumerate(self._counts[name].columns):
-            nulls = file_rows.count_nulls(column)
+        for i, column in enumerate(columns):
+            nulls = footers.count_nulls(column)
             if nulls is None or nulls == facts["rows"]:
                 return None
             results[f"__value{i}"] = facts["rows"] - nulls
         kind, _ = self._time_numbers[name] or (None, "")
         if kind is not None:  # the median is between the oldest and the newest time
             unit = self.pipeline.transform.step.event_time_unit
-            step = PER_UNIT.get(unit or "s", 1)
+            step = PER_UNIT["s"] if kind == "timestamp" else PER_UNIT.get(unit or "us", 1)
             oldest, newest = (facts[which] // step for which in ("oldest", "newest"))
             declared = "s" if kind == "timestamp" else unit
             if any(_is_plausible(oldest, newest, other, clock_us) for other in _NS if other != declared):

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-NAME = __name__ if __name__ != "__main__" else "slackwater.spark.worker_daemon"
+NAME = "slackwater.spark.worker_daemon"
 
 
 def remove_archives(search_path: Sequence[str]) -> list[str]:
@@ -23,7 +23,7 @@ def remove_archives(search_path: Sequence[str]) -> list[str]:
 
 
 def _is_installed(archive: Path, search_path: Sequence[str]) -> bool:
-    """Return whether a file is `pyspark/python/lib/<package>*.zip`, and the package is next to this `pyspark`."""
+    """Return whether a file is `pyspark/python/lib/<package>*.zip`, and the package is in the same site-packages folder."""
     if archive.suffix != ".zip" or len(archive.parents) < 4 or archive.parts[-4:-1] != ("pyspark", "python", "lib"):
         return False
     site_packages, package = archive.parents[3], archive.name.removesuffix(".zip").partition("-")[0]

@@ -1,7 +1,7 @@
 """Import the modules that Python workers need.
 
-This module imports nothing heavy itself, because a worker imports it before it runs one of its functions. Garbage
-collection would take a seventh of the time of the imports, and find nothing.
+A worker imports this module first, so it imports nothing heavy. Garbage collection is off during the other imports. It would
+take a seventh of their time, and find nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def import_modules(loops: bool, reads_files: bool) -> None:
+def prepare_modules(has_sessions: bool, reads_files: bool) -> None:
     """Import the modules that run tasks, and load or compile their loops.
 
     Args:
-        loops: Whether to load the loops that build sessions.
+        has_sessions: Whether to load the loops that build sessions.
         reads_files: Whether workers may read Parquet files.
     """
     was_enabled = gc.isenabled()
@@ -30,7 +30,7 @@ def import_modules(loops: bool, reads_files: bool) -> None:
         from slackwater.spark import worker_tasks
 
         assert registry and worker_tasks
-        if loops:
+        if has_sessions:
             from slackwater.windows import session_ingest, session_loops
 
             assert session_ingest
@@ -47,14 +47,14 @@ def import_modules(loops: bool, reads_files: bool) -> None:
             gc.enable()
 
 
-def import_in_job(loops: bool, reads_files: bool, numbers: Iterable[int]) -> Iterable[int]:
+def import_in_job(has_sessions: bool, reads_files: bool, numbers: Iterable[int]) -> Iterable[int]:
     """Import modules in a job without SQL, and return the numbers of the partition."""
     worker_memory.prepare_worker()
-    import_modules(loops, reads_files)
+    prepare_modules(has_sessions, reads_files)
     return numbers
 
 
-def import_in_query(loops: bool, reads_files: bool, table: pa.Table) -> str:
+def import_in_query(has_sessions: bool, reads_files: bool, table: pa.Table) -> str:
     """Import modules in a task of a query, and return an empty report."""
-    import_modules(loops, reads_files)
+    prepare_modules(has_sessions, reads_files)
     return ""

@@ -83,9 +83,9 @@ def run_on_partitions(
             rows = plain.mapInArrow(partial(run_partition, names, task), _report_schema()).collect()
     except Exception as error:
         raise EpochError(f"the epoch failed and was not committed: {spark_error_reason(error)}") from error
-    for row in rows:
-        if row["error"]:
-            raise getattr(errors, row["error"])(row["report"])
+    failed = [(getattr(errors, row["error"]), row["report"]) for row in rows if row["error"]]
+    for kind, message in sorted(failed, key=lambda one: one[0] is not errors.NeedsSparkError):
+        raise kind(message)  # if Spark must run the epoch again, other errors may not occur
     sizes.observe([(row["rows"], row["bytes"]) for row in rows])
     return [row["report"] for row in rows]
 

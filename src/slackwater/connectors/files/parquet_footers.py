@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slackwater.connectors.source import ColumnStats
 
@@ -24,12 +24,28 @@ _AT_ONCE = 8  # files read in parallel, chosen for slow disks
 _UNITS = {"milliseconds": 1000, "microseconds": 1}
 
 
+class FileVersion(NamedTuple):
+    """A file with its size and modification time, which differ if it is replaced."""
+
+    path: str
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def read(cls, path: Path | str) -> FileVersion:
+        """Return the current version of a file. Raises OSError if it does not exist."""
+        status = Path(path).stat()
+        return cls(str(path), status.st_size, status.st_mtime_ns)
+
+
 class ParquetFooters:
     """The footers of Parquet files, which are read on first use. `files`: the files."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = files
+        self.versions: tuple[FileVersion, ...] = ()  # as of just before the footers were read
         self._stats: dict[str, ColumnStats | None] = {}
+        self._nulls: dict[str, int | None] = {}
 
     @cached_property
     def metadata(self) -> Sequence[FileMetaData] | None:
@@ -44,6 +60,7 @@ class ParquetFooters:
             return None
         pool = ThreadPoolExecutor(min(len(self.files), _AT_ONCE))
         try:
+            self.versions = tuple(map(FileVersion.read, self.files))
             return list(pool.map(pq.read_metadata, self.files))
         except (pa.ArrowException, OSError):
             return None
@@ -58,17 +75,11 @@ class ParquetFooters:
 
     def count_nulls(self, column: str) -> int | None:
         """Return the number of rows in which a column is NULL. None if a footer does not contain it."""
-        nulls = 0
-        for footer in self.metadata or ():
-            number = _leaf_index(footer, column)
-            if number is None or footer.schema.column(number).max_repetition_level:
-                return None
-            for group in range(footer.num_row_groups):
-                statistics = footer.row_group(group).column(number).statistics
-                if statistics is None or not statistics.has_null_count:
-                    return None
-                nulls += statistics.null_count
-        return nulls if self.metadata is not None else None
+        if column not in self._nulls:
+            counts = [_count_nulls(footer, column) for footer in self.metadata or ()]
+            total = sum(count for count in counts if count is not None)
+            self._nulls[column] = None if self.metadata is None or None in counts else total
+        return self._nulls[column]
 
     def _combined_stats(self, column: str) -> ColumnStats | None:
         parts = list[ColumnStats]()
@@ -78,6 +89,16 @@ class ParquetFooters:
                 return None
             parts.append(part)
         return _combine(parts) if parts else None
+
+
+def _count_nulls(footer: FileMetaData, column: str) -> int | None:
+    number = _leaf_index(footer, column)
+    if number is None or footer.schema.column(number).max_repetition_level:
+        return None
+    statistics = [footer.row_group(group).column(number).statistics for group in range(footer.num_row_groups)]
+    if any(part is None or not part.has_null_count for part in statistics):
+        return None
+    return sum(part.null_count for part in statistics)
 
 
 def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | None:

@@ -1,7 +1,7 @@
 """Rows of local Parquet files, read with PyArrow in a Python worker instead of with Spark.
 
 Spark's reader converts columns whose type in the file differs from the declared type. PyArrow reads columns as they are in
-the file, so both readers return the same rows only if these types are equal (`ParquetRows.has_columns`). Files that Spark
+the file, so both readers return the same rows only if these types are equal (`ParquetRows.reads_like_spark`). Files that Spark
 rejects are not read with PyArrow either.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slackwater.connectors.files.parquet_footers import ParquetFooters
+from slackwater.connectors.files.parquet_footers import FileVersion, ParquetFooters
 from slackwater.core.schema import FLOATS, INTEGERS, Field
 from slackwater.errors import NeedsSparkError
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _TYPES = (*INTEGERS, *FLOATS, "boolean")
 _CODECS = frozenset(["UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD", "LZ4"])  # those that Spark reads without other libraries
-# small row groups are combined until a table has this many rows or bytes
+# batches are combined until a table has this many rows or bytes
 _ROWS_PER_TABLE, _BYTES_PER_TABLE = 250_000, 64 << 20
+_ROWS_PER_BATCH = 50_000  # that are decoded at a time
 _MOST_BYTES = 1 << 30  # decoded; repeated strings may be encoded in a few bytes
 
 
@@ -34,11 +35,7 @@ class ParquetRows:
 
     footers: ParquetFooters
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(map(str, self.footers.files))
-
-    def has_columns(self, fields: Sequence[Field], time: Field) -> bool:
+    def reads_like_spark(self, fields: Sequence[Field], time: Field) -> bool:
         """Return whether PyArrow reads the same values of these columns as Spark.
 
         Args:
@@ -51,11 +48,7 @@ class ParquetRows:
         others = [field for field in fields if field.name != time.name]
         if time.type not in ("timestamp", *INTEGERS) or any(field.type == "timestamp" for field in others):
             return False  # other times may be in another calendar
-        return all(_has_columns(footer, [*others, time]) for footer in footers)
-
-    def count_nulls(self, column: str) -> int | None:
-        """Return the number of rows in which a column is NULL. None if a footer does not contain it."""
-        return self.footers.count_nulls(column)
+        return all(_matches_schema(footer, [*others, time]) for footer in footers)
 
     def count_bytes(self) -> int:
         """Return the uncompressed size of all columns, encoded as in the files."""
@@ -64,16 +57,16 @@ class ParquetRows:
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether Spark verifies a checksum file next to a file, or cannot read a file with this name."""
+    """Return whether Spark treats a file differently: it verifies a checksum file, or rejects the name."""
     return ":" in path.name or path.with_name(f".{path.name}.crc").exists()
 
 
-def _has_columns(footer: FileMetaData, fields: Sequence[Field]) -> bool:
+def _matches_schema(footer: FileMetaData, fields: Sequence[Field]) -> bool:
     schema = footer.schema.to_arrow_schema()
     if len({name.casefold() for name in schema.names}) < len(schema.names):
         return False  # Spark does not distinguish such names
     leaves = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
-    if not all("." not in f.name and f.name in leaves and has_type(schema.field(f.name).type, f) for f in fields):
+    if not all("." not in f.name and f.name in leaves and matches_type(schema.field(f.name).type, f) for f in fields):
         return False
     numbers = [leaves[field.name] for field in fields]
     if any(f.base == "decimal" and footer.schema.column(leaves[f.name]).physical_type == "BYTE_ARRAY" for f in fields):
@@ -82,7 +75,7 @@ def _has_columns(footer: FileMetaData, fields: Sequence[Field]) -> bool:
     return all(group.column(number).compression in _CODECS for group in groups for number in numbers)
 
 
-def has_type(type_: pa.DataType, field: Field) -> bool:
+def matches_type(type_: pa.DataType, field: Field) -> bool:
     """Return whether a column of this Arrow type has the values that Spark reads for the declared type."""
     import pyarrow as pa
 
@@ -93,32 +86,43 @@ def has_type(type_: pa.DataType, field: Field) -> bool:
     return (field.type in _TYPES or field.base == "decimal") and bool(type_ == field.arrow)
 
 
-def read_tables(paths: Sequence[str], fields: Sequence[Field]) -> Iterator[pa.Table]:
+def read_tables(files: Sequence[FileVersion], fields: Sequence[Field]) -> Iterator[pa.Table]:
     """Yield these columns of the files in tables of one chunk. Strings are valid UTF-8, with 64-bit offsets.
 
     Raises:
-        NeedsSparkError: The files have too many bytes, or columns of other types.
+        NeedsSparkError: A file was replaced, or its columns have other types. Or the columns have more than `_MOST_BYTES`.
         pyarrow.ArrowException, OSError: A file cannot be read, or a string is invalid.
     """
-    import pyarrow.parquet as pq
-
     waiting: list[pa.Table] = []
     rows = size = total = 0
-    for path in paths:
-        with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                table = _normalize_types(
-                    file.read_row_group(group, [f.name for f in fields], use_threads=False), fields
-                )
-                waiting.append(table)
-                rows, size, total = rows + table.num_rows, size + table.nbytes, total + table.nbytes
-                if total > _MOST_BYTES:
-                    raise NeedsSparkError(f"the files have more than {_MOST_BYTES >> 20} MiB")
-                if rows >= _ROWS_PER_TABLE or size >= _BYTES_PER_TABLE:
-                    yield _combine_tables(waiting)
-                    waiting, rows, size = [], 0, 0
+    for table in (table for file in files for table in _read_file(file, fields)):
+        waiting.append(table)
+        rows, size, total = rows + table.num_rows, size + table.nbytes, total + table.nbytes
+        if total > _MOST_BYTES:
+            raise NeedsSparkError(f"the columns have more than {_MOST_BYTES >> 20} MiB")
+        if rows >= _ROWS_PER_TABLE or size >= _BYTES_PER_TABLE:
+            yield _combine_tables(waiting)
+            waiting, rows, size = [], 0, 0
     if rows:
         yield _combine_tables(waiting)
+
+
+def _read_file(file: FileVersion, fields: Sequence[Field]) -> Iterator[pa.Table]:
+    """Yield small tables, so that repeated strings, which are encoded in a few bytes, do not fill the memory."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [field.name for field in fields]
+    _check_version(file)
+    with pq.ParquetFile(file.path) as reader:
+        for batch in reader.iter_batches(_ROWS_PER_BATCH, columns=names, use_threads=False):
+            yield _normalize_types(pa.Table.from_batches([batch]), fields)
+    _check_version(file)
+
+
+def _check_version(file: FileVersion) -> None:
+    if FileVersion.read(file.path) != file:
+        raise NeedsSparkError(f"{file.path} was replaced")
 
 
 def _normalize_types(table: pa.Table, fields: Sequence[Field]) -> pa.Table:
@@ -128,7 +132,7 @@ def _normalize_types(table: pa.Table, fields: Sequence[Field]) -> pa.Table:
     columns = []
     for field in fields:
         column = table.column(field.name)
-        if not has_type(column.type, field):
+        if not matches_type(column.type, field):
             raise NeedsSparkError(f"{field.name} is {column.type}, expected {field.type}")
         if field.type == "string":
             column = column.cast(pa.large_string())

@@ -43,6 +43,7 @@ _DEFAULTS = {
 }
 _FEW_TASKS = 4
 _FEW_TASKS_DEFAULTS = {"spark.buffer.pageSize": "16m"}  # if few tasks share the heap, Spark chooses 32m or 64m
+_OTHER_PYTHON = frozenset(["spark.pyspark.python", "spark.pyspark.driver.python"])  # settings of another interpreter
 _KEY = "spark.remote"
 _NEEDED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 
@@ -55,15 +56,22 @@ def is_spark_starting() -> bool:
     return _starting
 
 
-def worker_settings(slots: int | None) -> dict[str, str]:
-    """Return default settings for the tasks of a local Spark. `slots`: how many run at a time; None on a cluster."""
+def worker_settings(slots: int | None, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return default settings for the tasks of a local Spark.
+
+    Args:
+        slots: How many tasks run at a time. None on a cluster.
+        settings: The settings of the user.
+    """
     if slots is None:
         return {}
-    settings = _FEW_TASKS_DEFAULTS if slots <= _FEW_TASKS else {}
-    has_our_python = os.environ.get("PYSPARK_PYTHON", sys.executable) == sys.executable
-    if has_our_python and is_enabled("installed_pyspark"):
-        return settings | {"spark.python.daemon.module": worker_daemon.NAME}
-    return settings
+    defaults = _FEW_TASKS_DEFAULTS if slots <= _FEW_TASKS else {}
+    has_other_python = os.environ.get("PYSPARK_PYTHON", sys.executable) != sys.executable or bool(
+        _OTHER_PYTHON & settings.keys()
+    )
+    if not has_other_python and is_enabled("installed_pyspark"):
+        return defaults | {"spark.python.daemon.module": worker_daemon.NAME}
+    return defaults
 
 
 def start_session(
@@ -97,7 +105,7 @@ def start_session(
     if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
     slots = jvm_launch.count_task_slots(settings or {})
-    defaults = _DEFAULTS | worker_settings(slots)
+    defaults = _DEFAULTS | worker_settings(slots, settings or {})
     for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
