@@ -114,7 +114,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def draw_rows(rng: random.Random, epoch: int, count: int) -> list[dict[str, Any]]:
-    """Return rows of twenty seconds. Some are late, and at most one per user and second has the same time."""
+    """Return rows of twenty seconds. Some are late."""
     rows = []
     for number in range(count):
         second = 20 * epoch + rng.uniform(-60 if rng.random() < 0.1 else -4, 20)
@@ -200,16 +200,13 @@ class FileEpochRecorder:
         self.runner.statuses.clear()
         self.runner.notices.clear()
         self.logs.clear()
-        home, shards, dlq = self.runner.home / folder, 3, settings.get("on_error") == "dlq"
+        home, shards = self.runner.home / folder, 3
+        letters_target = sw.Target(connection=sw.FilesConnection(), path=str(home / "letters"))
         self.runner.run_pipeline(
             **{
                 "target_path": str(home / "out"),
                 "state_store": sw.StateStore(kind="files", path=str(home / "state"), shards=shards),
-                **(
-                    {"dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(home / "letters"))}
-                    if dlq
-                    else {}
-                ),
+                **({"dead_letter": letters_target} if settings.get("on_error") == "dlq" else {}),
                 **settings,
             }
         )
@@ -442,7 +439,7 @@ def test_epochs_in_workers_pause_after_failures() -> None:
     """F: an epoch fails and Spark runs it again, S: Spark runs it, W: workers run it."""
     policy, text = FileEpochPolicy(), ""
     for has_failed in (True, True, False, True):
-        while not policy.applies():
+        while not policy.start_epoch():
             text += "S"
         policy.observe(has_failed)
         text += "F" if has_failed else "W"
@@ -450,7 +447,7 @@ def test_epochs_in_workers_pause_after_failures() -> None:
     for _ in range(20):
         policy.observe(True)
     paused = 0
-    while not policy.applies():
+    while not policy.start_epoch():
         paused += 1
     assert paused == file_epoch.MOST_PAUSED
 

@@ -20,21 +20,29 @@ pytestmark = pytest.mark.spark
 
 
 def test_queries_run_in_the_workers_that_a_job_without_sql_started(spark: Any, tmp_path: Path) -> None:
-    def write_process_id(numbers: Iterable[int]) -> Iterable[int]:
-        time.sleep(0.5)  # so that every partition has its own worker
-        (tmp_path / str(os.getpid())).touch()
+    def meet_other_worker(place: Path) -> None:
+        """Wait until both tasks run, so that each has its own worker."""
+        (place / str(os.getpid())).touch()
+        deadline = time.monotonic() + 120
+        while len(list(place.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def run_in_job(numbers: Iterable[int]) -> Iterable[int]:
+        meet_other_worker(tmp_path / "job")
         return numbers
 
-    def find_process_id(table: Any) -> str:
-        time.sleep(0.5)  # so that every partition has its own worker
+    def run_in_query(table: Any) -> str:
+        meet_other_worker(tmp_path / "query")
         return str(os.getpid())
 
+    (tmp_path / "job").mkdir()
+    (tmp_path / "query").mkdir()
     environment = dict(spark.sparkContext.environment)
-    start_workers(spark, 2, write_process_id)
+    start_workers(spark, 2, run_in_job)
     assert spark.sparkContext.environment == environment
-    started = {path.name for path in tmp_path.iterdir()}
+    started = {path.name for path in (tmp_path / "job").iterdir()}
     assert len(started) == 2
-    assert set(run_on_partitions(spark.range(0, 2, 1, 2), ["id"], find_process_id)) == started
+    assert set(run_on_partitions(spark.range(0, 2, 1, 2), ["id"], run_in_query)) == started
 
 
 def test_failure_to_start_workers_early_is_not_reported(spark: Any) -> None:

@@ -96,8 +96,8 @@ def imports_installed_pyspark() -> bool:
 
 
 def reads_files_in_workers() -> bool:
-    local_spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]", defaultParallelism=2))
-    rows: Any = SimpleNamespace(session=local_spark)
+    local_spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    rows: Any = SimpleNamespace(session=local_spark, task_slots=2)
     return file_epoch.can_read_in_tasks(rows, 2)
 
 

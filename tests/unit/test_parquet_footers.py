@@ -128,3 +128,15 @@ def test_unreadable_files_have_no_statistics(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for bad in (torn, tmp_path / "empty", tmp_path / "gone", tmp_path):
         assert ParquetFooters([good, bad]).column_stats("ts") is None
+
+
+def test_footers_count_the_nulls_of_top_level_columns(tmp_path: Path) -> None:
+    """Two files, with one and two NULLs. A list or an ambiguous name has no count."""
+    for name, values in (("a", [1, None]), ("b", [None, None, 2])):
+        columns = {"v": values, "W": ["x"] * len(values), "w": ["y"] * len(values), "list": [[1]] * len(values)}
+        pq.write_table(pa.table(columns), tmp_path / name, row_group_size=1)
+    footers = ParquetFooters([tmp_path / "a", tmp_path / "b"])
+    assert [footers.count_nulls(name) for name in ("v", "V", "w", "list", "gone")] == [3, 3, None, None, None]
+    pq.write_table(pa.table({"v": [1, None]}), tmp_path / "c", write_statistics=False)
+    assert ParquetFooters([tmp_path / "a", tmp_path / "c"]).count_nulls("v") is None
+    assert ParquetFooters([tmp_path / "gone"]).count_nulls("v") is None

@@ -174,11 +174,11 @@ class SparkEngine:
     ) -> IngestOutcome | None:
         """Run an epoch of plain Parquet files. Return None if Spark must read them. See `ingest` for the arguments."""
         inputs = find_file_inputs(self.rows, batch, tasks, facts)
-        if not inputs or not self.file_epochs.applies():
+        if not inputs or not self.file_epochs.start_epoch():
             return None
         operator = self.queries.preaggregation.operator_for_epoch(tasks[0].operator, one_task=True)
         shard_tasks = [replace(t, operator=operator) for t in tasks]
-        count = count_tasks(len(tasks), spark_connect_support.count_task_slots(self.session))
+        count = count_tasks(self.rows, len(tasks))
         numbers = self.session.range(0, count, 1, count)
         try:
             answers = run_on_partitions(numbers, ["id"], ingest_files_task(inputs, shard_tasks, count))
@@ -274,9 +274,7 @@ class SparkEngine:
     @property
     def _busy_tasks(self) -> int:
         """The number of tasks that a job needs to keep the cluster busy."""
-        return 2 * self.rows.expressions.get_or_create(
-            "parallelism", lambda: spark_connect_support.count_task_slots(self.session)
-        )
+        return 2 * self.rows.task_slots
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
         import polars as pl

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-MOST_TASKS = 8  # each task reads all files, so with many tasks a shuffle is cheaper
-MOST_ROWS = 5_000_000  # per epoch; the tasks hold all of them in memory
+# The limits are estimates. Each task reads all files, so with many tasks a shuffle is cheaper, and the tasks hold all rows.
+MOST_TASKS = 8
+MOST_ROWS = 5_000_000  # per epoch
 MOST_PAUSED = 64  # epochs after failures
 MOST_BYTES = 512 << 20  # of the files of an epoch, uncompressed
 
@@ -84,8 +85,8 @@ class FileEpochPolicy:
     _failures: int = 0
     _paused: int = 0  # epochs
 
-    def applies(self) -> bool:
-        """Return whether to try the next epoch."""
+    def start_epoch(self) -> bool:
+        """Count an epoch, and return whether to try it."""
         if self._paused:
             self._paused -= 1
             return False
@@ -110,7 +111,7 @@ def find_file_inputs(
     """
     pipeline, names = rows.pipeline, [s.name for s in rows.pipeline.sources]
     sources = [name for name in names if name in batch.payload]
-    if not all(name in facts and name in batch.file_rows for name in sources) or not _are_few_rows(batch, facts):
+    if not all(name in facts and name in batch.file_rows for name in sources) or not _is_small(batch, facts):
         return []
     if rows.end is not None or isinstance(rows.logic, StatelessOperator) or not can_read_in_tasks(rows, len(tasks)):
         return []
@@ -128,19 +129,18 @@ def find_file_inputs(
     return inputs
 
 
-def count_tasks(shards: int, slots: int) -> int:
-    """Return the number of tasks that read the files. `slots`: the number of tasks that Spark can run in parallel."""
-    return min(shards, slots)
+def count_tasks(rows: RowQueryBuilder, shards: int) -> int:
+    """Return the number of tasks that read the files: as many as Spark can run in parallel, at most one per shard."""
+    return min(shards, rows.task_slots)
 
 
 def can_read_in_tasks(rows: RowQueryBuilder, shards: int) -> bool:
     """Return whether tasks may read files: Spark runs on this machine, with at most MOST_TASKS of them."""
-    session = rows.session
-    is_local = is_enabled("file_workers") and spark_connect_support.is_local_spark(session)
-    return is_local and count_tasks(shards, spark_connect_support.count_task_slots(session)) <= MOST_TASKS
+    is_local = is_enabled("file_workers") and spark_connect_support.is_local_spark(rows.session)
+    return is_local and count_tasks(rows, shards) <= MOST_TASKS
 
 
-def _are_few_rows(batch: Batch, facts: Mapping[str, Facts]) -> bool:
+def _is_small(batch: Batch, facts: Mapping[str, Facts]) -> bool:
     size = sum(file_rows.count_bytes() for file_rows in batch.file_rows.values())
     return sum(f["rows"] for f in facts.values()) <= MOST_ROWS and size <= MOST_BYTES
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.stage import InputPath
+from slackwater.connectors import spark_connect_support
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import Field, ValueLimits
 from slackwater.operators import unstorable_rows
@@ -67,6 +68,13 @@ class RowQueryBuilder:
     sql: Mapping[str, Sequence[str]] = field(default_factory=dict)
     end: str | None = None
     expressions: ExpressionCache = field(default_factory=ExpressionCache, compare=False)
+
+    @property
+    def task_slots(self) -> int:
+        """The number of tasks that Spark can run in parallel."""
+        return self.expressions.get_or_create(
+            "parallelism", lambda: spark_connect_support.count_task_slots(self.session)
+        )
 
     def latest_allowed_us(self, clock_us: int) -> int:
         """Return the last event time, in microseconds, that is not in the far future. Later rows are bad."""

@@ -84,8 +84,9 @@ def run_on_partitions(
     except Exception as error:
         raise EpochError(f"the epoch failed and was not committed: {spark_error_reason(error)}") from error
     failed = [(getattr(errors, row["error"]), row["report"]) for row in rows if row["error"]]
-    for kind, message in sorted(failed, key=lambda one: one[0] is not errors.NeedsSparkError):
-        raise kind(message)  # if Spark must run the epoch again, other errors may not occur
+    if failed:  # if Spark must run the epoch again, other errors may not occur
+        kind, message = min(failed, key=lambda error: error[0] is not errors.NeedsSparkError)
+        raise kind(message)
     sizes.observe([(row["rows"], row["bytes"]) for row in rows])
     return [row["report"] for row in rows]
 

@@ -96,11 +96,10 @@ def start_workers(session: SparkSession, workers: int, task: Callable[[Iterable[
         job = context.parallelize(range(workers), workers).mapPartitions(task)
         with _environment_lock:
             before = context.environment
-            context.environment = (
-                _ENVIRONMENT_OF_QUERIES | before
-            )  # a new object: other threads may iterate over the old one
+            # a new object, because other threads may iterate over the old one
+            context.environment = _ENVIRONMENT_OF_QUERIES | before
             try:
-                assert job._jrdd  # reads the environment
+                _ = job._jrdd  # PySpark reads the environment here, and keeps the result for `collect`
             finally:
                 context.environment = before
         job.collect()

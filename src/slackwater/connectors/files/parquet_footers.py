@@ -7,7 +7,8 @@ file   [row group][row group]…[footer: rows, minimum, maximum and number of NU
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +50,7 @@ class ParquetFooters:
 
     @cached_property
     def metadata(self) -> Sequence[FileMetaData] | None:
-        """The footer of each file. None if there is no file, or if a file cannot be read.
+        """The footer of each file. None without files, or if a file cannot be read.
 
         A read error is reported later, when the rows of the file are read.
         """
@@ -76,23 +77,40 @@ class ParquetFooters:
     def count_nulls(self, column: str) -> int | None:
         """Return the number of rows in which a column is NULL. None if a footer does not contain it."""
         if column not in self._nulls:
-            counts = [_count_nulls(footer, column) for footer in self.metadata or ()]
+            counts = [_count_nulls(footer, number) for _, footer, number in self._find_column(column)]
             total = sum(count for count in counts if count is not None)
             self._nulls[column] = None if self.metadata is None or None in counts else total
         return self._nulls[column]
 
+    def _find_column(self, column: str) -> Iterator[tuple[Path, FileMetaData, int | None]]:
+        """Yield each file with its footer and the index of a top-level column among the leaves of the schema.
+
+        Names are compared ignoring case. The index is None if no column or more than one column has this name.
+        """
+        for file, footer, leaves in zip(self.files, self.metadata or (), self._leaves, strict=False):
+            yield file, footer, None if "." in column else leaves.get(column.casefold())
+
+    @cached_property
+    def _leaves(self) -> list[dict[str, int | None]]:
+        """For each file, the index of each leaf of the schema by its path, ignoring case. None if it is ambiguous."""
+        indexes: list[dict[str, int | None]] = []
+        for footer in self.metadata or ():
+            paths = [footer.schema.column(number).path.casefold() for number in range(footer.num_columns)]
+            counts = Counter(paths)
+            indexes.append({path: number if counts[path] == 1 else None for number, path in enumerate(paths)})
+        return indexes
+
     def _combined_stats(self, column: str) -> ColumnStats | None:
         parts = list[ColumnStats]()
-        for file, footer in zip(self.files, self.metadata or (), strict=False):
-            part = _file_stats(file, footer, column)
+        for file, footer, number in self._find_column(column):
+            part = None if number is None else _file_stats(file, footer, number)
             if part is None or part.unit_us != (parts or [part])[0].unit_us:
                 return None
             parts.append(part)
         return _combine(parts) if parts else None
 
 
-def _count_nulls(footer: FileMetaData, column: str) -> int | None:
-    number = _leaf_index(footer, column)
+def _count_nulls(footer: FileMetaData, number: int | None) -> int | None:
     if number is None or footer.schema.column(number).max_repetition_level:
         return None
     statistics = [footer.row_group(group).column(number).statistics for group in range(footer.num_row_groups)]
@@ -101,10 +119,7 @@ def _count_nulls(footer: FileMetaData, column: str) -> int | None:
     return sum(part.null_count for part in statistics)
 
 
-def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | None:
-    number = _leaf_index(footer, column)
-    if number is None:
-        return None
+def _file_stats(file: Path, footer: FileMetaData, number: int) -> ColumnStats | None:
     unit = _unit_us(footer.schema.column(number))
     if unit is None:
         return None
@@ -125,16 +140,6 @@ def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | 
     if unit and combined.least is not None and combined.least * unit < _ONE_CALENDAR_US:
         return None
     return combined
-
-
-def _leaf_index(footer: FileMetaData, column: str) -> int | None:
-    """Return the index of a top-level column among the leaves of the schema. Names are compared ignoring case.
-
-    None if no column or more than one column has this name.
-    """
-    names = [footer.schema.column(n).path.casefold() for n in range(footer.num_columns)]
-    matches = [n for n, name in enumerate(names) if name == column.casefold()]
-    return matches[0] if len(matches) == 1 and "." not in column else None
 
 
 def _unit_us(column: ColumnSchema) -> int | None:

@@ -66,10 +66,9 @@ def worker_settings(slots: int | None, settings: Mapping[str, str]) -> dict[str,
     if slots is None:
         return {}
     defaults = _FEW_TASKS_DEFAULTS if slots <= _FEW_TASKS else {}
-    has_other_python = os.environ.get("PYSPARK_PYTHON", sys.executable) != sys.executable or bool(
-        _OTHER_PYTHON & settings.keys()
-    )
-    if not has_other_python and is_enabled("installed_pyspark"):
+    python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    is_this_python = python == sys.executable and not _OTHER_PYTHON & settings.keys()
+    if is_this_python and is_enabled("installed_pyspark"):
         return defaults | {"spark.python.daemon.module": worker_daemon.NAME}
     return defaults
 
